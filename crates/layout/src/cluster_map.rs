@@ -97,5 +97,8 @@ mod tests {
         assert_eq!(back, map);
         assert_eq!(back.drive(DriveId(0)).unwrap().place.node, 4);
         assert_eq!(back.drive(DriveId(1)), None);
+        let older = text.replace(r#""place":{"zone":0,"rack":0,"node":4},"#, "");
+        let back: ClusterMap = serde_json::from_str(&older).unwrap();
+        assert_eq!(back.drive(DriveId(0)).unwrap().place, Place::default());
     }
 }

@@ -8,7 +8,7 @@
 //!    there is no chain, no other plan is more even;
 //! 3. moves that turn out to be needless are taken back.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use base::{DriveId, Epoch};
@@ -22,15 +22,15 @@ mod search;
 mod underfull;
 
 use cycles::Exchanges;
-use search::{Found, Returns, Search};
+use search::{Found, Search};
 use underfull::Underfull;
 
 /// A drive of a position that has none now.
 const NONE: u32 = u32::MAX;
 /// With more drives a position nearly always finds a direct move, and looking at all pairs takes long.
-const DRIVES_MAX: u32 = 500;
+const DRIVES_MAX: u32 = 1500;
 /// Steps that are tried to save moves: a second or two.
-const WORK_MAX: u64 = 200_000_000;
+const WORK_MAX: u64 = 1_000_000_000;
 
 /// Moves positions of the groups of one profile until all are valid under `rule` and every drive has its share of them.
 /// Returns only the groups that change, each with `rule`, with moved positions as rebuilding from their old drives.
@@ -43,9 +43,7 @@ pub fn balance_groups(groups: &[PlacementGroup], drives: &[DriveSlot], rule: Spr
     let mut balance = Balance::new(groups, drives, rule);
     balance.settle_homeless();
     balance.level_out();
-    if balance.runs.last().is_some_and(|run| run.end <= DRIVES_MAX) {
-        balance.save_moves();
-    }
+    balance.save_moves();
     groups.iter().enumerate().filter_map(|(at, group)| balance.changed(at, group)).collect()
 }
 
@@ -67,6 +65,8 @@ struct Balance {
     underfull: Underfull,
     /// The drives with weight of each domain.
     runs: Vec<Range<u32>>,
+    /// Positions of drives above their share at first: so many must move.
+    least_moves: u64,
     /// Steps that may be tried to save moves.
     work_left: u64,
 }
@@ -116,11 +116,21 @@ impl Balance {
         let runs = runs(&weighted, 0..weighted.len(), rule.level);
         let runs = runs.into_iter().map(|run| run.start as u32..run.end as u32).collect();
         let domains = drives.iter().map(|drive| drive.domain as usize + 1).max().unwrap_or(0);
+        let least_moves = drives.iter().map(|drive| u64::from(drive.count.saturating_sub(drive.quota))).sum();
         let mut underfull = Underfull::new(domains);
         for (number, drive) in (0..).zip(&drives) {
             underfull.set(drive.domain, number, 0, drive.quota.saturating_sub(drive.count));
         }
-        Self { rule, drives, members: before.clone(), before, underfull, runs, work_left: WORK_MAX }
+        Self {
+            rule,
+            drives,
+            members: before.clone(),
+            before,
+            underfull,
+            runs,
+            least_moves,
+            work_left: WORK_MAX,
+        }
     }
 
     fn drive(&self, number: u32) -> &Drive {
@@ -226,8 +236,7 @@ impl Balance {
 
     /// First step: takes positions that cannot stay from their drives, then finds a new drive for each.
     fn settle_homeless(&mut self) {
-        let mut homeless = self.evict();
-        self.exchange(&mut homeless);
+        let homeless = self.evict();
         // Those that cannot go anywhere return.
         let mut stranded = Vec::new();
         for seat in homeless {
@@ -259,54 +268,6 @@ impl Balance {
         homeless
     }
 
-    /// Lets drives above their share lose positions instead of drives below it, where the rule demands that one of several
-    /// members leaves.
-    ///
-    /// A drive and another one are neighbours if in some group the first has a position that stays and the second one, in
-    /// the same domain, a position that leaves. Exchanges along a shortest path between neighbours cost no move.
-    fn exchange(&mut self, homeless: &mut [Seat]) {
-        let mut at: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
-        for (index, seat) in homeless.iter().enumerate() {
-            at.entry(seat.group).or_default().push(index);
-        }
-        let mut done = vec![false; self.drives.len()];
-        for start in 0..self.drives.len() as u32 {
-            while !done[start as usize] && self.above_share(start) > 0 {
-                let mut by: BTreeMap<u32, (Seat, usize)> = BTreeMap::new();
-                let mut waiting = VecDeque::from([start]);
-                let mut end = None;
-                while let (None, Some(number)) = (end, waiting.pop_front()) {
-                    for seat in &self.drive(number).seats {
-                        for index in at.get(&seat.group).into_iter().flatten() {
-                            let other = self.drive_before(homeless[*index]);
-                            let is_new = other != start && !done[other as usize] && !by.contains_key(&other);
-                            let may_stay = self.drive(other).weight.is_some()
-                                && self.drive(other).domain == self.drive(number).domain
-                                && !self.is_member(*seat, other);
-                            if is_new && may_stay {
-                                by.insert(other, (*seat, *index));
-                                waiting.push_back(other);
-                                end = end.or((self.above_share(other) < 0).then_some(other));
-                            }
-                        }
-                    }
-                }
-                let Some(mut number) = end else {
-                    // No path leads on from any of these.
-                    by.keys().chain([&start]).for_each(|number| done[*number as usize] = true);
-                    break;
-                };
-                while number != start {
-                    let (leaves, index) = by[&number];
-                    let stays = std::mem::replace(&mut homeless[index], leaves);
-                    number = self.at(leaves);
-                    self.relocate(leaves, NONE);
-                    self.relocate(stays, self.drive_before(stays));
-                }
-            }
-        }
-    }
-
     /// Finds a drive for a position that has none: one below its share, directly or over a chain, or any that may.
     fn settle(&mut self, seat: Seat) -> bool {
         if let Some(drive) = self.underfull_for(seat) {
@@ -314,7 +275,7 @@ impl Balance {
             return true;
         }
         if !self.underfull.is_empty() {
-            let mut search = Search::new(self, &[], Returns::Ignored);
+            let mut search = Search::new(self, &[]);
             if let Found::Chain(chain) = search.find(self, &[seat], i32::MAX) {
                 return self.follow(&chain);
             }
@@ -346,10 +307,7 @@ impl Balance {
             for number in overfull {
                 while self.is_overfull(number) && !dead[number as usize] {
                     let seats = self.seats_by_preference(number);
-                    if self.work_left > 0 && self.shift(&seats, cost_max, &dead) {
-                        continue;
-                    }
-                    let mut search = Search::new(self, &dead, Returns::Ignored);
+                    let mut search = Search::new(self, &dead);
                     match search.find(self, &seats, cost_max) {
                         Found::Chain(chain) => {
                             assert!(self.follow(&chain), "steps of a shortest chain are valid")
@@ -363,15 +321,6 @@ impl Balance {
                 }
             }
         }
-    }
-
-    /// Moves one of the positions away over a chain on which others may return to where they were. False if there is none
-    /// that is cheap enough.
-    fn shift(&mut self, seats: &[Seat], cost_max: i32, dead: &[bool]) -> bool {
-        let mut search = Search::new(self, dead, Returns::Used);
-        let found = search.find(self, seats, cost_max);
-        self.work_left = self.work_left.saturating_sub(search.work());
-        matches!(found, Found::Chain(chain) if self.follow(&chain))
     }
 
     /// Moves along a chain, or not at all if its steps are not valid together.
@@ -390,11 +339,16 @@ impl Balance {
 
     /// Third step: takes back moves that turn out to be needless, as long as a cycle of moves saves one.
     fn save_moves(&mut self) {
-        while self.work_left > 0 {
+        let groups = 0..self.members.len() as u32;
+        let moved =
+            groups.flat_map(|group| self.seats_of(group)).filter(|seat| self.has_moved(*seat)).count();
+        let is_small = self.runs.last().is_some_and(|run| run.end <= DRIVES_MAX);
+        while is_small && moved as u64 > self.least_moves && self.work_left > 0 {
             let mut exchanges = Exchanges::new(self);
             let (cycles, work) = (exchanges.cycles(), exchanges.work());
             self.work_left = self.work_left.saturating_sub(work);
-            if !cycles.iter().any(|cycle| self.follow(cycle)) {
+            // They have no drives in common.
+            if cycles.iter().filter(|cycle| self.follow(cycle)).count() == 0 {
                 return;
             }
         }

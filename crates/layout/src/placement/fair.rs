@@ -8,6 +8,10 @@ use super::{DriveSlot, Place, Spread};
 /// The groups for which shares are computed, which is the precision of a share.
 const PRECISION: u32 = 1 << 16;
 
+/// The part of a member by which a share may be missed. A lost drive changes shares of whole members by that little, and
+/// nobody should have one more for it.
+const SLACK: u32 = PRECISION / 4;
+
 /// The fewest and most members that each zone, rack and node should have in a group.
 pub(super) struct Fair {
     bounds: [HashMap<u32, u64>; 3],
@@ -48,8 +52,10 @@ impl Fair {
         let [zone, rack, node] = levels(place);
         let bound = |level: usize, number: u32| {
             let share = self.bounds[level].get(&number).copied().unwrap_or(0);
-            let precision = u64::from(PRECISION);
-            ((share / precision) as u32, share.div_ceil(precision) as u32)
+            let (precision, slack) = (u64::from(PRECISION), u64::from(SLACK));
+            let (least, most) =
+                ((share + slack) / precision, share.saturating_sub(slack).div_ceil(precision));
+            (least as u32, most.max(1) as u32)
         };
         Bounds { place, bounds: [bound(0, zone), bound(1, rack), bound(2, node)] }
     }

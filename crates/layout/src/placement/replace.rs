@@ -31,8 +31,8 @@ pub fn replace_members(
             hosts.hosts.iter().map(|host| fair.bounds(host.place)).collect()
         });
         let mut next = group.clone();
-        // A drive that moves may make room in its domain for another one.
-        while (0..next.members.len()).any(|position| {
+        // Once is enough: a drive that moves away makes room only where no spare drive was left for it to stay.
+        for position in 0..next.members.len() {
             let leaving = next.members[position];
             let found =
                 if gone.contains(&leaving) { hosts.take(&next, position, places, bounds) } else { None };
@@ -40,8 +40,7 @@ pub fn replace_members(
                 next.members[position] = drive;
                 next.rebuilding.push(Rebuilding { position: position as u8, from: leaving });
             }
-            found.is_some()
-        }) {}
+        }
         if next.members != group.members {
             next.epoch = Epoch(group.epoch.0 + 1);
             changed.push(next);

@@ -145,8 +145,7 @@ impl Shares {
             room[number] -= down;
             left -= down;
         }
-        let mut order: Vec<usize> =
-            (0..shares.len()).filter(|at| self.exact[*at].0 % self.exact[*at].1 > 0).collect();
+        let mut order: Vec<usize> = (0..shares.len()).filter(|at| self.exact[*at].1 > 1).collect();
         order.sort_by_key(|at| (has[*at] <= shares[*at], Reverse(fraction(*at)), *at));
         for at in order {
             let room = &mut room[run_of[at]];

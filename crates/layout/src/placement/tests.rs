@@ -170,7 +170,142 @@ fn failure_domains_are_ordered_and_named() {
     assert_eq!(serde_json::to_string(&FailureDomain::Node).unwrap(), r#""node""#);
 }
 
+#[test]
+fn a_place_is_a_domain_at_each_level() {
+    let place = Place { zone: 1, rack: 2, node: 3 };
+    let levels = [FailureDomain::Zone, FailureDomain::Rack, FailureDomain::Node, FailureDomain::Drive];
+    assert_eq!(levels.map(|level| place.domain(level, DriveId(4))), [1, 2, 3, 4]);
+}
+
+#[test]
+fn a_group_says_its_rule_unless_only_its_drives_differ() {
+    let group = PlacementGroup::new(PgId(0), vec![DriveId(1)]);
+    let text = serde_json::to_string(&group).unwrap();
+    assert!(!text.contains("spread"), "{text}");
+    assert_eq!(serde_json::from_str::<PlacementGroup>(&text).unwrap(), group);
+    let group = group.with_spread(Spread { level: FailureDomain::Rack, per_domain: 2 });
+    let text = serde_json::to_string(&group).unwrap();
+    assert!(text.contains(r#""spread":{"level":"rack","per_domain":2}"#), "{text}");
+    assert_eq!(serde_json::from_str::<PlacementGroup>(&text).unwrap(), group);
+}
+
+/// `racks` racks of two nodes of two drives each.
+fn racked_drives(racks: u32) -> Vec<DriveSlot> {
+    let place = |id: u32| Place { zone: 0, rack: id / 4, node: id / 2 };
+    (0..racks * 4)
+        .map(|id| DriveSlot { drive: DriveId(id), place: place(id), weight_bytes: 1 << 40 })
+        .collect()
+}
+
+#[test]
+fn members_in_one_domain_are_apart_within_it() {
+    let (profile, drives) = ("4+2".parse().unwrap(), racked_drives(3));
+    let rule = Spread::choose(&drives, profile, FailureDomain::Rack).unwrap();
+    assert_eq!(rule.per_domain, 2);
+    for group in plan_placement_groups(&drives, profile, rule, 60, 1).unwrap() {
+        let nodes: BTreeSet<u32> = group.members.iter().map(|drive| drive.0 / 2).collect();
+        assert_eq!(nodes.len(), 6, "two in a rack are on both of its nodes: {group:?}");
+    }
+}
+
+#[test]
+fn a_lost_member_is_replaced_where_the_group_lacks_one() {
+    let drives = racked_drives(3);
+    let places: HashMap<DriveId, Place> = drives.iter().map(|slot| (slot.drive, slot.place)).collect();
+    // Two members in each rack. The node of the lost drive has another one; that in the other racks carry less load.
+    let group = PlacementGroup::new(PgId(0), [0, 2, 4, 6, 8, 10].map(DriveId).to_vec());
+    let busy = |id| PlacementGroup::new(PgId(id), vec![DriveId(1), DriveId(3)]);
+    let groups = [group, busy(1), busy(2), busy(3)];
+    let spare: Vec<DriveSlot> = drives.into_iter().filter(|slot| slot.drive != DriveId(0)).collect();
+    let changed = replace_members(&groups[..], &BTreeSet::from([DriveId(0)]), &spare, &places);
+    assert_eq!(changed.len(), 1);
+    assert_eq!(
+        changed[0].members[0],
+        DriveId(1),
+        "the rack and node that lack a member, in spite of the load"
+    );
+}
+
+#[test]
+fn a_lost_member_is_replaced_by_the_rule_of_its_group() {
+    let drives = racked_drives(2);
+    let places: HashMap<DriveId, Place> = drives.iter().map(|slot| (slot.drive, slot.place)).collect();
+    // The rack of the lost drive is not left, the other one has no room. Under another rule it has.
+    let spare: Vec<DriveSlot> = drives.iter().filter(|slot| slot.drive.0 > 4).copied().collect();
+    let replaced = |level, per_domain| {
+        let group = PlacementGroup::new(PgId(0), [0, 4].map(DriveId).to_vec());
+        let groups = [group.with_spread(Spread { level, per_domain })];
+        let changed = replace_members(&groups, &BTreeSet::from([DriveId(0)]), &spare, &places);
+        changed.first().map(|group| group.members[0])
+    };
+    assert_eq!(replaced(FailureDomain::Rack, 1), None);
+    assert_eq!(replaced(FailureDomain::Rack, 2), Some(DriveId(6)));
+    assert_eq!(replaced(FailureDomain::Node, 1), Some(DriveId(6)));
+    assert_eq!(replaced(FailureDomain::Zone, 1), None);
+}
+
+#[test]
+fn a_stricter_rule_moves_only_what_violates_it() {
+    let drives = racked_drives(2);
+    let groups: Vec<PlacementGroup> = [[0, 2], [0, 4], [1, 6], [1, 3], [4, 6], [5, 7], [2, 5], [3, 7]]
+        .iter()
+        .zip(0..)
+        .map(|(members, id)| PlacementGroup::new(PgId(id), members.map(DriveId).to_vec()))
+        .collect();
+    let rule = Spread { level: FailureDomain::Rack, per_domain: 1 };
+    let changed = balance_groups(&groups, &drives, rule);
+    assert_eq!(changed.len(), 8, "all have the new rule");
+    let moved: Vec<u32> =
+        changed.iter().filter(|group| !group.rebuilding.is_empty()).map(|group| group.id.0).collect();
+    assert_eq!(moved, [0, 3, 4, 5]);
+    for group in &changed {
+        assert_eq!((group.spread, group.epoch, group.rebuilding.len() <= 1), (rule, Epoch(2), true));
+        assert_ne!(group.members[0].0 / 4, group.members[1].0 / 4);
+    }
+    assert!(appearances(&changed, 2).values().all(|counts| counts.iter().sum::<u32>() == 2));
+    assert_eq!(balance_groups(&changed, &drives, rule), [], "groups that are rebuilt stay");
+}
+
+#[test]
+fn groups_that_are_rebuilt_stay_but_count() {
+    let drives = equal_drives(4, 1);
+    let mut groups: Vec<PlacementGroup> =
+        (0..4).map(|id| PlacementGroup::new(PgId(id), vec![DriveId(0), DriveId(1)])).collect();
+    groups[0].rebuilding.push(Rebuilding { position: 0, from: DriveId(3) });
+    let changed = balance_groups(&groups, &drives, NODES);
+    assert!(changed.iter().all(|group| group.id != PgId(0)));
+    for group in changed {
+        let at = group.id.0 as usize;
+        groups[at] = group;
+    }
+    assert!(appearances(&groups, 2).values().all(|counts| counts.iter().sum::<u32>() == 2), "{groups:?}");
+}
+
+#[test]
+fn a_group_that_cannot_follow_a_rule_keeps_its_own() {
+    let drives = racked_drives(1);
+    let groups = [PlacementGroup::new(PgId(0), vec![DriveId(0), DriveId(1)])];
+    let racks = Spread { level: FailureDomain::Rack, per_domain: 1 };
+    assert_eq!(balance_groups(&groups, &drives, racks), []);
+    let drained: Vec<DriveSlot> = drives.iter().map(|slot| DriveSlot { weight_bytes: 0, ..*slot }).collect();
+    assert_eq!(balance_groups(&groups, &drained, Spread::default()), [], "nothing takes data");
+    assert_eq!(balance_groups(&groups, &[], Spread::default()), []);
+    assert_eq!(balance_groups(&[], &drives, racks), []);
+}
+
 proptest! {
+    #[test]
+    fn narrowing_by_drives_is_that_of_the_profile(
+        n in 1u32..=20, k in 1u32..=20, nodes in prop::collection::vec(0u32..4, 0..30),
+    ) {
+        let Ok(profile) = Profile::new(n.max(k), k, k) else { return Ok(()) };
+        let slot = |(id, at): (u32, &u32)| DriveSlot { drive: DriveId(id), place: node(*at), weight_bytes: 1 };
+        let up: Vec<DriveSlot> = (0..).zip(&nodes).map(slot).collect();
+        prop_assert_eq!(Spread::default().narrowed(profile, &up), profile.narrowed(up.len() as u32));
+        let different: BTreeSet<&u32> = nodes.iter().collect();
+        prop_assert_eq!(NODES.narrowed(profile, &up), profile.narrowed(different.len() as u32));
+    }
+
     /// Weights differ by at most a factor of four, so no domain exceeds its share; every drive then gets what its
     /// weight says.
     #[test]

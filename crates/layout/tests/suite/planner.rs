@@ -61,7 +61,7 @@ impl Cluster {
         };
         let racks = if dice.once_in(3) { 1 } else { dice.between(2, (nodes / 2).max(2)) };
         let zones = if dice.once_in(2) { 1 } else { dice.between(1, 3.min(racks)) };
-        let profile: Profile = dice.of(&PROFILES).parse().unwrap();
+        let profile: Profile = dice.of(&PROFILES).parse().expect("a profile");
         let level = *dice.of(&LEVELS);
         let mut cluster = Self {
             dice,
@@ -78,7 +78,8 @@ impl Cluster {
         let chosen = Spread::choose(&cluster.drives, profile, level);
         cluster.rule = chosen.or_else(|_| Spread::automatic(&cluster.drives, profile)).ok()?;
         let count = suggested_pg_count(cluster.drives.len() as u32, profile.n());
-        cluster.groups = plan_placement_groups(&cluster.drives, profile, cluster.rule, count, seed).unwrap();
+        cluster.groups = plan_placement_groups(&cluster.drives, profile, cluster.rule, count, seed)
+            .expect("the rule fits");
         Some(cluster)
     }
 
@@ -89,7 +90,7 @@ impl Cluster {
         let (drives, weight) = (self.dice.between(1, 12), self.dice.between(1, 4));
         for _ in 0..drives {
             // Some nodes have equal drives, others a mixture.
-            let weight = if rack % 2 == 0 { weight } else { self.dice.between(1, 4) };
+            let weight = if rack.is_multiple_of(2) { weight } else { self.dice.between(1, 4) };
             self.add_drive(place, weight);
         }
     }
@@ -198,7 +199,9 @@ impl Cluster {
         let is_possible = self.choose_rule();
         let before = self.groups.clone();
         let changed = balance_groups(&self.groups, &self.drives, self.rule);
-        assert_eq!(changed, balance_groups(&self.groups, &self.drives, self.rule), "repeatable");
+        if self.dice.once_in(8) {
+            assert_eq!(changed, balance_groups(&self.groups, &self.drives, self.rule), "repeatable");
+        }
         let forced = self.forced();
         let quotas = exact_quotas(&self.drives, self.rule, &self.groups);
         let least = least_moves(self, &quotas);
@@ -235,7 +238,6 @@ impl Cluster {
         let mut least = least;
         if moved > least + least / 10 {
             let needless = needless_moves(self, &before, &quotas);
-            println!("moved={moved} bound={least} needless={needless}");
             assert!(moved - needless >= least);
             least = moved - needless;
         }
@@ -280,10 +282,11 @@ impl Cluster {
             for group in &self.groups {
                 let mut inside: BTreeMap<u64, u64> = BTreeMap::new();
                 group.members.iter().for_each(|member| *inside.entry(domain(member)).or_default() += 1);
-                for (domain, sum) in &sums {
-                    let (inside, groups) =
-                        (inside.get(domain).copied().unwrap_or(0), self.groups.len() as u64);
-                    let expected = sum / groups..=sum.div_ceil(groups);
+                let groups = self.groups.len() as u64;
+                let in_every_group = sums.iter().filter(|(_, sum)| **sum >= groups).map(|(domain, _)| domain);
+                for domain in in_every_group.chain(inside.keys()) {
+                    let expected = sums[domain] / groups..=sums[domain].div_ceil(groups);
+                    let inside = inside.get(domain).copied().unwrap_or(0);
                     assert!(expected.contains(&inside), "{level} {domain}: {inside} of {expected:?}");
                 }
             }
@@ -411,8 +414,9 @@ impl Flow {
 
     /// An edge of which a part is used.
     fn used_edge(&mut self, from: usize, to: usize, takes: u64, used: u64, cost: i64) {
+        let back = self.edges.len() + 1;
         self.edge(from, to, takes.saturating_sub(used));
-        self.edges.last_mut().unwrap().1 = used;
+        self.edges[back].1 = used;
         self.costs.extend([cost, -cost]);
     }
 

@@ -20,9 +20,12 @@ impl<'a> Exchanges<'a> {
         let drives = weighted as usize + 1;
         let mut exchanges = Self { balance, drives, moves: vec![None; drives * drives], work: 0 };
         for from in 0..weighted {
-            for seat in &balance.drive(from).seats {
-                exchanges.add_moves(from, *seat);
-            }
+            // Those that moved first: for them any move is cheap.
+            let (moved, stayed): (Vec<Seat>, Vec<Seat>) =
+                balance.drive(from).seats.iter().partition(|seat| balance.has_moved(**seat));
+            let mut unknown = weighted - 1;
+            moved.into_iter().for_each(|seat| exchanges.add_moves(from, seat, 1, &mut unknown));
+            stayed.into_iter().for_each(|seat| exchanges.add_moves(from, seat, 0, &mut unknown));
             let drive = balance.drive(from);
             let (least, most) = drive.quota_range;
             let rounding = drives - 1;
@@ -41,17 +44,29 @@ impl<'a> Exchanges<'a> {
         self.work + (self.drives * self.drives) as u64
     }
 
-    fn add_moves(&mut self, from: u32, seat: Seat) {
+    /// Adds the moves of a position from a drive that costs this much less than one of its group's first drives.
+    ///
+    /// `unknown` counts drives to which no move is known: only these are looked at, beside drives that the group had.
+    fn add_moves(&mut self, from: u32, seat: Seat, saved: i32, unknown: &mut u32) {
         let balance = self.balance;
-        let before = &balance.before[seat.group as usize];
-        let saved = i32::from(balance.has_moved(seat));
+        let row = from as usize * self.drives;
+        for home in balance.homes(seat) {
+            let best = &mut self.moves[row + home as usize];
+            *unknown -= u32::from(best.is_none());
+            if best.is_none_or(|(other, _)| -saved < other) {
+                *best = Some((-saved, Some(seat)));
+            }
+        }
+        if *unknown == 0 {
+            return;
+        }
         for run in balance.runs.iter().filter(|run| balance.has_room(seat, balance.drive(run.start).domain)) {
             self.work += u64::from(run.end - run.start);
-            for to in run.clone().filter(|to| !balance.is_member(seat, *to)) {
-                let cost = i32::from(!before.contains(&to)) - saved;
-                let best = &mut self.moves[from as usize * self.drives + to as usize];
-                if best.is_none_or(|(other, _)| cost < other) {
-                    *best = Some((cost, Some(seat)));
+            for to in run.clone() {
+                let best = &mut self.moves[row + to as usize];
+                if best.is_none() && !balance.is_member(seat, to) {
+                    *best = Some((1 - saved, Some(seat)));
+                    *unknown -= 1;
                 }
             }
         }
@@ -61,23 +76,22 @@ impl<'a> Exchanges<'a> {
     pub(super) fn cycles(&mut self) -> Vec<Vec<(Seat, u32)>> {
         let mut cost = vec![0i32; self.drives];
         let mut by = vec![None; self.drives];
+        let mut cheaper: Vec<usize> = (0..self.drives).collect();
         for _ in 0..self.drives {
             let before = cost.clone();
-            let mut changed = false;
-            for from in 0..self.drives {
+            let mut is_cheaper = vec![false; self.drives];
+            self.work += (cheaper.len() * self.drives) as u64;
+            for from in cheaper {
                 for (to, step) in self.moves[from * self.drives..][..self.drives].iter().enumerate() {
                     let Some((step, _)) = step else { continue };
                     if before[from] + step < cost[to] {
-                        (cost[to], by[to], changed) = (before[from] + step, Some(from), true);
+                        (cost[to], by[to], is_cheaper[to]) = (before[from] + step, Some(from), true);
                     }
                 }
             }
-            self.work += (self.drives * self.drives) as u64;
-            if !changed {
-                return Vec::new();
-            }
-            let cycles = self.cycles_of(&by);
-            if !cycles.is_empty() {
+            cheaper = (0..self.drives).filter(|number| is_cheaper[*number]).collect();
+            let cycles = if cheaper.is_empty() { Vec::new() } else { self.cycles_of(&by) };
+            if cheaper.is_empty() || !cycles.is_empty() {
                 return cycles;
             }
         }

@@ -16,18 +16,6 @@ pub(super) struct Search {
     /// The position over which a drive was reached.
     reached_by: Vec<Option<Seat>>,
     order: Vec<u32>,
-    returns: Returns,
-    /// Positions that were looked at.
-    work: u64,
-}
-
-/// Whether positions that moved may return on a chain, which saves a move.
-///
-/// With returns the chain may not be a cheapest one, and its steps may not be valid together.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Returns {
-    Used,
-    Ignored,
 }
 
 /// What a search found.
@@ -45,7 +33,7 @@ type Length = (i32, u32);
 
 impl Search {
     /// A search that leaves out `dead` drives; no drives if it is empty.
-    pub(super) fn new(balance: &Balance, dead: &[bool], returns: Returns) -> Self {
+    pub(super) fn new(balance: &Balance, dead: &[bool]) -> Self {
         let is_dead = |number: u32| dead.get(number as usize).copied().unwrap_or(false);
         let mut unreached: Vec<u32> = (0..balance.runs.last().map_or(0, |run| run.end)).collect();
         let mut domains = Vec::with_capacity(balance.runs.len());
@@ -60,7 +48,7 @@ impl Search {
             }
         }
         let reached_by = vec![None; balance.drives.len()];
-        Self { unreached, domains, reached_by, order: Vec::new(), returns, work: 0 }
+        Self { unreached, domains, reached_by, order: Vec::new() }
     }
 
     /// Drives that were reached.
@@ -71,12 +59,11 @@ impl Search {
     /// A cheapest chain from one of these positions.
     pub(super) fn find(&mut self, balance: &Balance, starts: &[Seat], cost_max: i32) -> Found {
         let mut waiting: BTreeMap<Length, Vec<Seat>> = BTreeMap::new();
-        self.add(&mut waiting, balance, starts, (0, 0));
+        add(&mut waiting, balance, starts, (0, 0));
         while let Some((length, seats)) = waiting.pop_first() {
             if length.0 > cost_max {
                 return Found::OnlyDearer;
             }
-            self.work += seats.len() as u64;
             for seat in &seats {
                 if let Some(drive) = balance.underfull_for(*seat) {
                     return Found::Chain(self.chain(balance, starts, (*seat, drive)));
@@ -84,55 +71,11 @@ impl Search {
             }
             for seat in seats {
                 for drive in self.reach(balance, seat) {
-                    self.add(&mut waiting, balance, &balance.drive(drive).seats, length);
+                    add(&mut waiting, balance, &balance.drive(drive).seats, length);
                 }
             }
         }
         Found::Nothing
-    }
-
-    /// How much was looked at.
-    pub(super) fn work(&self) -> u64 {
-        self.work
-    }
-
-    /// Adds the positions of a drive that was reached by a chain of this length.
-    fn add(
-        &mut self,
-        waiting: &mut BTreeMap<Length, Vec<Seat>>,
-        balance: &Balance,
-        seats: &[Seat],
-        (cost, steps): Length,
-    ) {
-        let mut returned = Vec::new();
-        for seat in seats {
-            let has_moved = balance.has_moved(*seat);
-            let step = i32::from(!has_moved);
-            waiting.entry((cost + step, steps + 1)).or_default().push(*seat);
-            if has_moved && self.returns == Returns::Used {
-                returned.extend(balance.homes(*seat).filter(|home| self.reach_one(balance, *seat, *home)));
-            }
-        }
-        for home in returned {
-            self.add(waiting, balance, &balance.drive(home).seats, (cost - 1, steps + 1));
-        }
-    }
-
-    /// Notes that a drive is reached over a position. False if it was before.
-    fn reach_one(&mut self, balance: &Balance, seat: Seat, drive: u32) -> bool {
-        let start = balance.runs[balance.drive(drive).domain as usize].start;
-        let Some(at) = self.domains.iter().position(|(other, _)| *other == start) else { return false };
-        let (start, count) = self.domains[at];
-        let unreached = &mut self.unreached[start as usize..(start + count) as usize];
-        let Some(index) = unreached.iter().position(|other| *other == drive) else { return false };
-        unreached.swap(index, count as usize - 1);
-        self.domains[at].1 -= 1;
-        if count == 1 {
-            self.domains.swap_remove(at);
-        }
-        self.reached_by[drive as usize] = Some(seat);
-        self.order.push(drive);
-        true
     }
 
     /// Drives that a position may move to and that were not reached before.
@@ -177,5 +120,13 @@ impl Search {
         }
         chain.reverse();
         chain
+    }
+}
+
+/// Adds the positions of a drive that was reached by a chain of this length.
+fn add(waiting: &mut BTreeMap<Length, Vec<Seat>>, balance: &Balance, seats: &[Seat], (cost, steps): Length) {
+    for seat in seats {
+        let step = i32::from(!balance.has_moved(*seat));
+        waiting.entry((cost + step, steps + 1)).or_default().push(*seat);
     }
 }
