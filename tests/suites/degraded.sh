@@ -219,6 +219,23 @@ removed_without_a_spare() {
         wait_until 20 drive_is swap 0 out && same swap before && state_is swap healthy
 }
 
+# Two drives more: data moves until each has its share, and leaves nothing behind. The node dies in between.
+balanced() {
+    local dir=$WORK/share
+    "$FOREBAY" drive add "$dir" && "$FOREBAY" drive add "$dir"
+    json share | jq -e '.drives[7].space.live_bytes < 1000000'
+    "$FOREBAY" fs balance "$dir" main --json | jq -e .balancing
+    wait_until 30 rebuilds_some share
+    node_kill share && node_start share
+    json share | jq -e '.filesystems[0].balancing' && "$FOREBAY" status "$dir" | grep 'being balanced'
+    wait_until 180 has_its_share share && becomes_whole share && same share before
+    json share | jq -c '[.drives[].space.live_bytes]'
+    json share | jq -e '[.drives[].space.live_bytes] | min * 3 > max * 2'
+    "$FOREBAY" fs balance "$dir" main >/dev/null && wait_until 20 has_its_share share
+    node_stop share && node_fsck share && node_start share
+}
+has_its_share() { json "$1" | jq -e '.filesystems[0].balancing == false' >/dev/null; }
+
 # A drive that stays away is given up if there is another one.
 given_up() {
     local dir=$WORK/spare
@@ -394,6 +411,10 @@ check "replaced: any two may fail again" two_others_fail
 check "replaced: rebuilding goes on after the process was killed" killed_while_rebuilding
 check "replaced: a drive without a spare is not emptied, with one it is" removed_without_a_spare
 check "replaced: the node stops" node_gone swap
+check "balanced: the node starts" node_start share --drives 6 --drive-size 512M --profile 4+2
+check "balanced: a tree is written" copy share before
+check "balanced: data moves to drives that were added" balanced
+check "balanced: the node stops" node_gone share
 check "spare: the node starts" node_start spare --drives 7 --drive-size 512M --profile 4+2
 check "spare: a tree is written" copy spare before
 check "spare: a drive that stays away is rebuilt on the others; a new profile holds at once" given_up

@@ -276,6 +276,9 @@ pub struct FilesystemInfo {
     pub narrow_bytes: u64,
     /// Protection by this profile on the present drives.
     pub protection: String,
+    /// Whether stored data is being moved until every drive has its share.
+    #[serde(default)]
+    pub balancing: bool,
     /// Mount point.
     pub mount: Option<String>,
     /// How requests of the mount come from the kernel: `device` or `uring`.
@@ -428,6 +431,14 @@ pub struct ReplaceDrive {
 pub struct SetProfile {
     /// Profile such as `4+2`.
     pub profile: String,
+}
+
+/// Whether stored data is moved until every drive has its share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SetBalance {
+    /// `false` ends it after the moves under way.
+    pub on: bool,
 }
 
 /// A filesystem to create.
@@ -596,6 +607,12 @@ pub trait NodeControl: FilesystemGroupControl + StoreControl + TierControl + Use
         &self,
         name: String,
         request: SetProfile,
+    ) -> BoxFuture<'_, Result<FilesystemInfo, AdminError>>;
+    /// Begins or ends to move stored data until every drive has its share.
+    fn set_balance(
+        &self,
+        name: String,
+        request: SetBalance,
     ) -> BoxFuture<'_, Result<FilesystemInfo, AdminError>>;
     /// Changes the limits of a filesystem's content.
     fn set_limits(

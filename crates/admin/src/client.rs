@@ -19,8 +19,8 @@ use wire::event::Event;
 
 use crate::api::{
     AddDrive, AdminError, CreateFilesystem, DriveInfo, FailDrive, FilesystemInfo, FsckInfo, MetaDir,
-    MountRequest, NodeStatus, RemoveDrive, ReplaceDrive, SetLimits, SetProfile, SetUpkeep, UpkeepInfo,
-    WhyInfo,
+    MountRequest, NodeStatus, RemoveDrive, ReplaceDrive, SetBalance, SetLimits, SetProfile, SetUpkeep,
+    UpkeepInfo, WhyInfo,
 };
 
 /// Longest wait for an answer.
@@ -174,6 +174,12 @@ impl AdminClient {
     pub async fn set_profile(&self, name: &str, request: &SetProfile) -> Result<FilesystemInfo, CallError> {
         let path = format!("/v1/filesystems/{}/profile", percent_encode(name.as_bytes()));
         self.call(Method::POST, &path, Some(request)).await
+    }
+
+    /// Begins or ends to move stored data until every drive has its share.
+    pub async fn set_balance(&self, name: &str, request: SetBalance) -> Result<FilesystemInfo, CallError> {
+        let path = format!("/v1/filesystems/{}/balance", percent_encode(name.as_bytes()));
+        self.call(Method::POST, &path, Some(&request)).await
     }
 
     /// Changes the limits of a filesystem's content.

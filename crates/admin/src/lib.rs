@@ -15,8 +15,8 @@ mod users;
 pub use api::{
     AddDrive, AdminError, CreateFilesystem, DriveInfo, ExtentInfo, FailDrive, FilesystemInfo, FsckFilesystem,
     FsckFinding, FsckInfo, LedgerInfo, MemoryInfo, MetaCopyInfo, MetaDir, MountRequest, NodeControl,
-    NodeStatus, OrphanInfo, PackInfo, RemoveDrive, RepairInfo, ReplaceDrive, ScrubInfo, SetLimits,
-    SetProfile, SetUpkeep, ShardInfo, ShortageInfo, SpaceInfo, UpkeepInfo, WhyInfo,
+    NodeStatus, OrphanInfo, PackInfo, RemoveDrive, RepairInfo, ReplaceDrive, ScrubInfo, SetBalance,
+    SetLimits, SetProfile, SetUpkeep, ShardInfo, ShortageInfo, SpaceInfo, UpkeepInfo, WhyInfo,
 };
 pub use client::{AdminClient, CallError};
 pub use damage::{DamageInfo, LostFileInfo};

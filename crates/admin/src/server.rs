@@ -24,7 +24,7 @@ use tokio::sync::watch;
 
 use crate::api::{
     AddDrive, AdminError, CreateFilesystem, FailDrive, MetaDir, MountRequest, NodeControl, RemoveDrive,
-    ReplaceDrive, SetLimits, SetProfile, SetUpkeep,
+    ReplaceDrive, SetBalance, SetLimits, SetProfile, SetUpkeep,
 };
 
 /// How long `status` waits for other parts of the node; then it answers with the last known state.
@@ -117,6 +117,16 @@ fn filesystem_router() -> Router<Node> {
                        Path(name): Path<String>,
                        Json(request): Json<SetProfile>| {
                     answer(node.set_profile(name, request).await)
+                },
+            ),
+        )
+        .route(
+            "/v1/filesystems/{name}/balance",
+            post(
+                async |State(node): State<Node>,
+                       Path(name): Path<String>,
+                       Json(request): Json<SetBalance>| {
+                    answer(node.set_balance(name, request).await)
                 },
             ),
         )

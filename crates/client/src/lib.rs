@@ -81,7 +81,7 @@ pub use peers::Peers;
 pub use ranges::{AllocateMode, SeekKind};
 pub use reach::Reach;
 pub use read::ReadAccess;
-pub use rebuild::{MissingPage, RebuildGroup};
+pub use rebuild::{LeftPage, MissingPage, RebuildGroup};
 pub use reclaim::{FreeCursor, ReclaimStep};
 pub use repair::{OwedCursor, OwedPage, RepairOutcome};
 pub use shortage::{Scarce, Shortage};

@@ -14,6 +14,7 @@ use wire::meta::{MetaRequest, OwedEntry};
 
 use crate::Client;
 use crate::extents::COPIES_BYTES_MAX;
+use crate::reclaim::DELETE_TIMEOUT;
 use crate::topology::Topology;
 
 /// Shards asked for at a time from each drive.
@@ -32,6 +33,9 @@ pub struct RebuildGroup {
     pub exposed: u8,
     /// Whether all its members answer, so that shards that cannot be rebuilt now never can.
     pub complete: bool,
+    /// Whether every drive answers that has given up a position and stays in use: what it has of that position is deleted at
+    /// the end.
+    pub clearable: bool,
 }
 
 /// Shards that are missing on the new members of groups.
@@ -43,6 +47,15 @@ pub struct MissingPage {
     pub bytes: u64,
     /// Extents with fewer than k shards left.
     pub short: Vec<ExtentId>,
+    /// Where to continue; `None` at the end.
+    pub next: Option<ExtentId>,
+}
+
+/// Shards on drives that have given up their positions, and whose new members have them.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct LeftPage {
+    /// The shards, by drive.
+    pub shards: BTreeMap<DriveId, Vec<ShardKey>>,
     /// Where to continue; `None` at the end.
     pub next: Option<ExtentId>,
 }
@@ -132,7 +145,9 @@ impl Client {
                 });
                 let complete = group.members.iter().all(|member| readable(*member));
                 let exposed = exposed.count() as u8;
-                RebuildGroup { pg: group.id, epoch: group.epoch, exposed, complete }
+                let mut left = topology.left(group).map(|(_, from)| from);
+                let clearable = left.all(readable);
+                RebuildGroup { pg: group.id, epoch: group.epoch, exposed, complete, clearable }
             })
             .collect();
         groups.sort_by_key(|group| (std::cmp::Reverse(group.exposed), group.pg));
@@ -170,6 +185,48 @@ impl Client {
             }
         }
         Ok(page)
+    }
+
+    /// Shards of these groups on drives that gave up their positions, from the extents after `after`.
+    ///
+    /// # Errors
+    /// `Unavailable` if a drive did not list its shards.
+    pub async fn left_page(
+        &self,
+        groups: &HashSet<PgId>,
+        after: Option<ExtentId>,
+    ) -> Result<LeftPage, FsError> {
+        let topology = self.inner.extents.topology();
+        let (found, next) = self.inventory_page(&topology, groups, after).await?;
+        let mut page = LeftPage { next, ..LeftPage::default() };
+        for (extent, ExtentShards { shape, at }) in found {
+            let Some(group) = topology.map.group(shape.pg) else { continue };
+            for (position, from) in topology.left(group) {
+                let shard = ShardIndex(position);
+                let member = group.members.get(usize::from(position));
+                if member.is_some_and(|member| at.contains(&(*member, shard))) && at.contains(&(from, shard))
+                {
+                    let key = ShardKey { ledger: self.inner.ledger, extent, shard };
+                    page.shards.entry(from).or_default().push(key);
+                }
+            }
+        }
+        Ok(page)
+    }
+
+    /// Deletes shards that new members have.
+    ///
+    /// # Errors
+    /// `Unavailable` if a drive does not delete them. Then they have to be looked for again.
+    pub async fn delete_left(&self, shards: BTreeMap<DriveId, Vec<ShardKey>>) -> Result<(), FsError> {
+        let topology = self.inner.extents.topology();
+        for (drive, keys) in shards {
+            let service = topology.readable(drive).ok_or(FsError::Unavailable)?;
+            let deletion = service.delete(self.inner.extents.deletion(keys));
+            let deleted = tokio::time::timeout(DELETE_TIMEOUT, deletion).await;
+            deleted.ok().and_then(Result::ok).ok_or(FsError::Unavailable)?;
+        }
+        Ok(())
     }
 
     /// The extents of these groups after `after`, as the drives list them, up to the end of the shortest list.

@@ -28,7 +28,7 @@ pub struct ReclaimStep {
 
 const PAGE: u32 = 1024;
 /// A drive that has not deleted a page after this time is asked again later.
-const DELETE_TIMEOUT: Duration = Duration::from_secs(10);
+pub(crate) const DELETE_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Client {
     /// Empties a bounded part of the map of one removed file. Returns whether there may be more.

@@ -69,6 +69,16 @@ impl Topology {
         member.into_iter().chain(group.into_iter().flat_map(move |group| group.sources(shard.0)))
     }
 
+    /// Positions that moved, with the drives that had them and stay in use.
+    pub(crate) fn left(&self, group: &PlacementGroup) -> impl Iterator<Item = (u8, DriveId)> {
+        let stays = |id: DriveId| {
+            self.map.drive(id).is_some_and(|drive| matches!(drive.state, DriveState::Up | DriveState::Failed))
+        };
+        let moved = group.rebuilding.iter().map(|rebuilding| (rebuilding.position, rebuilding.from));
+        let member = |position: u8| group.members.get(usize::from(position)).copied();
+        moved.filter(move |(position, from)| member(*position) != Some(*from) && stays(*from))
+    }
+
     /// How many of the group's first `n` members can take a shard, and the room of the fullest of them. A slow member
     /// does not count.
     fn fitness(&self, group: &PlacementGroup, n: usize, is_slow: &dyn Fn(DriveId) -> bool) -> (usize, u64) {

@@ -289,15 +289,16 @@ impl Plan {
 }
 
 impl Control {
-    /// Decides a plan from the newest records and commits it, if it changes anything. Returns what was decided, and the cluster if
-    /// it has changed. If another change comes first, it is decided anew.
+    /// Decides a plan from the newest records and commits it, if it changes anything. Returns what was decided. If another change
+    /// comes first, it is decided anew. The caller takes the records over if [`Control::seq`] is new: also after an empty plan, because
+    /// somebody who stopped waiting may have left that to others.
     ///
     /// # Errors
     /// Those of `decide` and of [`Control::commit`].
     pub async fn plan<T, E: From<ControlError>>(
         &self,
         mut decide: impl FnMut(&mut Plan) -> Result<T, E>,
-    ) -> Result<(T, Option<Cluster>), E> {
+    ) -> Result<T, E> {
         self.catch_up().await?;
         let mut attempt = 1;
         loop {
@@ -305,10 +306,10 @@ impl Control {
             let mut plan = Plan::new(Cluster::of(&view)?);
             let decided = decide(&mut plan)?;
             if plan.is_empty() {
-                return Ok((decided, None));
+                return Ok(decided);
             }
             match self.commit(plan.change(&view)).await {
-                Ok(()) => return Ok((decided, Some(plan.into_next()))),
+                Ok(()) => return Ok(decided),
                 Err(ControlError::Conflict) if attempt < ATTEMPTS => attempt += 1,
                 Err(error) => return Err(error.into()),
             }

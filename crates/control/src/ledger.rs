@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use base::env::Env;
-use base::{ClusterId, LedgerId, Lineage};
+use base::{ClusterId, LedgerId, Lineage, Seq};
 use layout::PlacementGroup;
 use meta::history::{Evidence, History};
 use meta::keys::Keys;
@@ -134,6 +134,11 @@ impl Control {
     /// Puts an earlier change into force that the log did not answer, or for which the store had no room.
     pub async fn catch_up(&self) -> Result<(), ControlError> {
         Ok(self.records.catch_up().await?)
+    }
+
+    /// The last change that is in force: whoever took the records over before a later one has to look at them again.
+    pub fn seq(&self) -> Result<Seq, ControlError> {
+        Ok(self.records.seq()?)
     }
 
     /// All records as they are now.

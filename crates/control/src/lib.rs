@@ -17,7 +17,7 @@ pub use change::ControlChange;
 pub use cluster::{Cluster, Plan};
 pub use filesystem_groups::FilesystemGroupRecord;
 pub use ledger::{CONTROL_LEDGER, Control, ControlError, ControlView};
-pub use members::Finished;
+pub use members::{Balancing, Finished};
 pub use protection::{Owed, Seen};
 pub use records::{
     ClusterRecord, DriveRecord, FilesystemRecord, GroupSet, NodeRecord, ScrubRecord, UpkeepRecord,

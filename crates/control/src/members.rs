@@ -17,6 +17,17 @@ pub struct Finished {
     pub empty: Vec<DriveId>,
 }
 
+/// How far a filesystem is balanced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Balancing {
+    /// Positions of so many groups move now.
+    Moves(usize),
+    /// A drive is away, or groups are being rebuilt.
+    Waits,
+    /// Every drive has its share.
+    Done,
+}
+
 impl Cluster {
     /// The groups after others have taken over the positions of drives that go. Positions for which there is no other drive stay.
     fn replaced(&self, gone: &BTreeSet<DriveId>, seen: &Seen) -> Vec<PlacementGroup> {
@@ -25,17 +36,17 @@ impl Cluster {
         replace_members(&groups, gone, &spare, &self.places())
     }
 
-    /// The groups of a filesystem that change until each drive has its share. None while a drive is away, or while groups are being
-    /// rebuilt.
-    fn balanced(&self, record: &FilesystemRecord, seen: &Seen) -> Vec<PlacementGroup> {
+    /// The groups of a filesystem that change until each drive has its share. `None` while a drive is away, or while groups are
+    /// being rebuilt.
+    fn balanced(&self, record: &FilesystemRecord, seen: &Seen) -> Option<Vec<PlacementGroup>> {
         let groups = |groups: &[PgId]| -> Vec<PlacementGroup> { self.groups_of(groups).cloned().collect() };
         let sets: Vec<Vec<PlacementGroup>> = record.all_sets().map(|(_, ids)| groups(ids)).collect();
         let is_away = |drive: &DriveRecord| !drive.is_given_up() && !seen.up.contains(&drive.id);
         let is_rebuilding = |group: &PlacementGroup| !group.rebuilding.is_empty();
         let waits = self.drives.values().any(is_away) || sets.iter().flatten().any(is_rebuilding);
-        let Some(rule) = self.rule(record).ok().filter(|_| !waits) else { return Vec::new() };
+        let rule = self.rule(record).ok().filter(|_| !waits)?;
         let slots = self.slots(&seen.up);
-        sets.iter().flat_map(|groups| balance_groups(groups, &slots, rule)).collect()
+        Some(sets.iter().flat_map(|groups| balance_groups(groups, &slots, rule)).collect())
     }
 
     /// Number of groups in which another drive could take over the position of this one.
@@ -129,14 +140,20 @@ impl Plan {
     }
 
     /// Moves positions of a filesystem's groups, until each drive has its share of them, and the groups follow the strictest rule
-    /// that the drives allow: at most so many groups with this plan. Stored data moves with them. Waits while a drive that was not
-    /// given up is away, or while groups of the filesystem are being rebuilt. Returns the number of groups that change.
-    pub fn balance(&mut self, record: &FilesystemRecord, seen: &Seen, groups_max: usize) -> usize {
-        let mut changed = self.next().balanced(record, seen);
+    /// that the drives allow: at most so many groups with this plan. Stored data moves with them. At the end the record says that
+    /// the filesystem is not being balanced any more.
+    pub fn balance(&mut self, record: FilesystemRecord, seen: &Seen, groups_max: usize) -> Balancing {
+        let Some(mut changed) = self.next().balanced(&record, seen) else { return Balancing::Waits };
+        if changed.is_empty() {
+            if record.balancing {
+                self.set_filesystem(FilesystemRecord { balancing: false, ..record });
+            }
+            return Balancing::Done;
+        }
         changed.truncate(groups_max);
         let count = changed.len();
         changed.into_iter().for_each(|group| self.set_group(group));
-        count
+        Balancing::Moves(count)
     }
 
     /// A drive came back as an older copy of itself: its groups are compared with it, and what it lacks is restored.
@@ -342,15 +359,21 @@ mod tests {
         assert_eq!(positions(&now)[8..], [0, 0]);
         let mut steps = 0;
         loop {
-            let mut plan = Plan::new(now.clone());
-            let record = &now.filesystems[&1];
-            let changed = plan.balance(record, &seen_without(&now, &[]), 10);
-            assert!(changed <= 10);
-            assert_eq!(Plan::new(plan.next().clone()).balance(record, &seen_without(&now, &[]), 10), 0);
-            assert_eq!(Plan::new(now.clone()).balance(record, &seen_without(&now, &[3]), 10), 0);
-            if changed == 0 {
+            let record = FilesystemRecord { balancing: true, ..now.filesystems[&1].clone() };
+            let balance = |now: &Cluster, gone: &[u32]| {
+                let mut plan = Plan::new(now.clone());
+                let balancing = plan.balance(record.clone(), &seen_without(now, gone), 10);
+                (balancing, plan)
+            };
+            let (balancing, plan) = balance(&now, &[]);
+            assert_eq!(balance(&now, &[3]).0, Balancing::Waits);
+            let Balancing::Moves(moves) = balancing else {
+                assert_eq!(balancing, Balancing::Done);
+                assert!(!plan.is_empty() && !plan.next().filesystems[&1].balancing);
                 break;
-            }
+            };
+            assert!(moves <= 10);
+            assert_eq!(balance(plan.next(), &[]).0, Balancing::Waits, "the moves go on");
             steps += 1;
             now = finished(&plan.into_next()).1;
         }
@@ -370,7 +393,7 @@ mod tests {
         }
         let seen = seen_without(plan.next(), &[]);
         let record = plan.next().filesystems[&1].clone();
-        assert_eq!(plan.balance(&record, &seen, usize::MAX), record.groups.len());
+        assert_eq!(plan.balance(record.clone(), &seen, usize::MAX), Balancing::Moves(record.groups.len()));
         let now = finished(&plan.into_next()).1;
         assert!(now.groups.values().all(|group| group.spread.per_domain == 1));
         assert_eq!(now.reads_survive(&record, &seen, &BTreeSet::new(), FailureDomain::Node), 2);

@@ -121,6 +121,9 @@ pub struct FilesystemRecord {
     /// Most of these bytes that may be on drives; `None`: no limit but the drives.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ssd_bytes: Option<u64>,
+    /// Whether stored data is being moved until every drive has its share.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub balancing: bool,
     /// Path at which the node mounts it on start.
     pub mount: Option<String>,
     /// Mount options.
@@ -147,6 +150,7 @@ impl FilesystemRecord {
             sets: Vec::new(),
             provisioned_bytes: None,
             ssd_bytes: None,
+            balancing: false,
             mount: None,
             mount_options: String::new(),
             tier: None,

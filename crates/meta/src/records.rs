@@ -187,6 +187,11 @@ impl Records {
         Ok(())
     }
 
+    /// The last change that is in force.
+    pub fn seq(&self) -> Result<Seq, RecordsError> {
+        Ok(self.state.applied().map_err(RecordsError::Read)?.seq)
+    }
+
     /// All records as they are now. Later changes do not show.
     pub fn snapshot(&self) -> Result<RecordsSnapshot, RecordsError> {
         let state = match self.is_view {

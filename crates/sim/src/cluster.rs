@@ -9,8 +9,8 @@ use std::time::Duration;
 use base::{DriveId, DriveUuid, Epoch, NodeId, PgId, Seq};
 use client::{Limits, Topology};
 use control::{
-    ClusterRecord, Control, ControlError, DriveRecord, FilesystemRecord, NodeRecord, Patience, Plan,
-    ScrubRecord, Seen, UpkeepRecord, WriteSet,
+    Balancing, ClusterRecord, Control, ControlError, DriveRecord, FilesystemRecord, NodeRecord, Patience,
+    Plan, ScrubRecord, Seen, UpkeepRecord, WriteSet,
 };
 use layout::{ClusterMap, DriveState, PlacementError, PlacementGroup, Profile, Spread};
 use meta::log::{AppendError, Fence, LedgerLog, LogCaps, LogEntry, LogError, MemLog, Tail};
@@ -284,12 +284,12 @@ impl ControlNode {
         loop {
             let planned = self.control.plan(|plan| Ok::<_, ControlError>(decide(plan))).await;
             match planned {
-                Ok((decided, next)) => {
-                    if let Some(next) = next {
-                        let mut cluster = world.cluster();
-                        cluster.acked = next.record.map_epoch;
-                        cluster.now = next;
-                    }
+                Ok(decided) => {
+                    let now = self.control.view().and_then(|view| control::Cluster::of(&view));
+                    let now = now.expect("the store is memory");
+                    let mut cluster = world.cluster();
+                    cluster.acked = now.record.map_epoch;
+                    cluster.now = now;
                     return decided;
                 }
                 Err(error) => {
@@ -417,8 +417,6 @@ pub(crate) async fn change(world: &World, node: &Node, boot: u64) {
 async fn change_once(world: &World, node: &Node, dice: &Dice, change: Change) {
     let victim = DriveId(world.scenario.victim());
     let is_up = world.cluster().state(victim) == DriveState::Up;
-    let newcomer = world.scenario.drives;
-    let is_new = !world.cluster().has(DriveId(newcomer));
     match change {
         Change::SetAside if is_up && world.cluster().can_spare(victim) => {
             world.trace.event(format_args!("drive {victim} is set aside"));
@@ -462,6 +460,17 @@ async fn change_once(world: &World, node: &Node, dice: &Dice, change: Change) {
         }
         Change::MoveFile => store::move_file(&node.clients[0], dice).await,
         Change::Detach => node.detach(world).await,
+        Change::Grow | Change::Replace | Change::Balance => place_anew(world, node, dice, change).await,
+        Change::SetAside | Change::GiveUp => {}
+    }
+}
+
+/// Another drive comes, or data moves to its share.
+async fn place_anew(world: &World, node: &Node, dice: &Dice, change: Change) {
+    let (victim, newcomer) = (DriveId(world.scenario.victim()), world.scenario.drives);
+    let is_up = world.cluster().state(victim) == DriveState::Up;
+    let is_new = !world.cluster().has(DriveId(newcomer));
+    match change {
         Change::Grow if is_new => {
             world.trace.event(format_args!("drive {newcomer} is added"));
             let (seen, seed) = (world.cluster().seen(), dice.below(u64::MAX));
@@ -485,14 +494,13 @@ async fn change_once(world: &World, node: &Node, dice: &Dice, change: Change) {
             let decide = |plan: &mut Plan| {
                 let record =
                     plan.next().filesystems.get(&FILESYSTEM).expect("the first boot made it").clone();
-                plan.balance(&record, &seen, groups_max)
+                plan.balance(record, &seen, groups_max)
             };
-            let moved = node.control.plan(world, decide).await;
-            if moved > 0 {
+            if let Balancing::Moves(moved) = node.control.plan(world, decide).await {
                 world.trace.event(format_args!("positions of {moved} groups move"));
                 node.publish(world).await;
             }
         }
-        Change::SetAside | Change::GiveUp | Change::Grow | Change::Replace => {}
+        _ => {}
     }
 }

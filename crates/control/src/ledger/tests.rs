@@ -177,19 +177,10 @@ async fn what_was_committed_is_there_after_reopening_even_without_the_store() {
     let log: Arc<dyn LedgerLog> = Arc::new(MemLog::new());
     let cluster = Control::new_cluster(&Env::real());
     let filesystem = FilesystemRecord {
-        id: 1,
         name: "main".to_owned(),
-        ledger: LedgerId(1),
-        profile: "4+2".parse().unwrap(),
-        level: None,
         groups: vec![PgId(0)],
         sets: vec![GroupSet { profile: "2+2".parse().unwrap(), groups: vec![PgId(1)] }],
-        provisioned_bytes: None,
-        ssd_bytes: None,
-        mount: None,
-        mount_options: String::new(),
-        tier: None,
-        filesystem_group: None,
+        ..FilesystemRecord::new(1, "4+2".parse().unwrap())
     };
     {
         let control = Control::open(1, log.clone(), Arc::new(MemState::default())).await.unwrap();

@@ -401,6 +401,27 @@ pub(crate) enum FsCommand {
         #[arg(long)]
         json: bool,
     },
+    /// Move stored data until every drive has its share, for example after `forebay drive add`.
+    #[command(
+        after_help = "New data uses new drives without this. The moves go on in the background, a few placement groups at a time and \
+within the limits of `forebay upkeep`; data stays readable and protected. `forebay status` shows them.
+
+Examples:
+  forebay fs balance /srv/forebay main
+  forebay fs balance /srv/forebay main --stop"
+    )]
+    Balance {
+        /// The node's directory.
+        dir: PathBuf,
+        /// Its name.
+        name: String,
+        /// End it after the moves under way.
+        #[arg(long)]
+        stop: bool,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
     /// Create, look at, change and remove filesystem groups: filesystems with the same retention and tiering cue.
     #[command(subcommand)]
     Group(FsGroupCommand),

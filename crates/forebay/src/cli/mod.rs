@@ -23,7 +23,7 @@ use std::future::Future;
 use std::path::Path;
 use std::process::ExitCode;
 
-use admin::{AdminClient, CreateFilesystem};
+use admin::{AdminClient, CreateFilesystem, SetBalance};
 use anyhow::{Context, Result};
 use base::env::Env;
 
@@ -59,6 +59,9 @@ fn run_command(command: Command) -> Result<()> {
         Command::Fs(FsCommand::List { dir, json }) => filesystems::list(&dir, json.into()),
         Command::Fs(FsCommand::Set { dir, name, profile, limits, group, json }) => {
             filesystems::set(&dir, &name, filesystems::Changes { limits, group, profile }, json.into())
+        }
+        Command::Fs(FsCommand::Balance { dir, name, stop, json }) => {
+            filesystems::balance(&dir, &name, SetBalance { on: !stop }, json.into())
         }
         Command::Fs(FsCommand::Group(command)) => filesystem_groups::group(command),
         Command::Fs(FsCommand::Attach(args)) => tiers::attach(args),

@@ -38,10 +38,11 @@ fn repairs(status: &NodeStatus) -> String {
             0 => String::new(),
             narrow => format!(", {} narrower than {}", bytes(narrow), filesystem.profile),
         };
-        let busy = left + filesystem.narrow_bytes > 0;
+        let balancing = if filesystem.balancing { ", being balanced" } else { "" };
+        let busy = left + filesystem.narrow_bytes > 0 || filesystem.balancing;
         busy.then(|| {
             format!(
-                "repair  {}: owed {}, to rebuild {}, {}/s{eta}{narrow}\n",
+                "repair  {}: owed {}, to rebuild {}, {}/s{eta}{narrow}{balancing}\n",
                 filesystem.name,
                 bytes(filesystem.owed_bytes),
                 bytes(repair.rebuild_left_bytes),

@@ -374,6 +374,7 @@ impl FilesystemEntry {
             write_profile: self.write_set.profile.to_string(),
             narrow_bytes: self.repairer.stat().narrow_bytes,
             protection: protection(&self.record, cluster, drives, &owed_drives, damage.is_lost()),
+            balancing: self.record.balancing,
             mount: self.mount_path().map(|path| path.display().to_string()),
             transport: self.mount_transport().map(str::to_owned),
             mount_process: self.mount_process().map(|process| process.pid()),

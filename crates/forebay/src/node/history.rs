@@ -122,7 +122,7 @@ pub(super) async fn note_drives(
         }
         Ok::<_, ControlError>(happened)
     };
-    Ok(control.plan(decide).await?.0)
+    Ok(control.plan(decide).await?)
 }
 
 /// The drives that can be read.
@@ -133,7 +133,7 @@ pub(super) fn readable(drives: &BTreeMap<DriveId, DriveEntry>) -> Vec<(DriveId, 
 
 /// Sends these positions to all drives at once. A drive that misses the deadline keeps an older position.
 pub(super) async fn tell_drives(drives: Vec<(DriveId, Arc<Drive>)>, positions: &[Position], replace: bool) {
-    let keeps = drives.into_iter().map(async |(id, service)| {
+    let keeps = drives.into_iter().map(|(id, service)| async move {
         let kept = service.keep_positions(positions.to_vec(), replace);
         if !matches!(tokio::time::timeout(DRIVE_TIMEOUT, kept).await, Ok(Ok(()))) {
             tracing::warn!(drive = %id, "drive was not told how far metadata has come");

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use admin::{
     AddDrive, AdminError, AuditInfo, CreateFilesystem, DriveInfo, FailDrive, FilesystemInfo, FsckInfo,
-    MemoryInfo, MetaDir, MountRequest, NodeControl, NodeStatus, RemoveDrive, ReplaceDrive, SetLimits,
-    SetProfile, SetUpkeep, SpaceInfo, UpkeepInfo, WhyInfo,
+    MemoryInfo, MetaDir, MountRequest, NodeControl, NodeStatus, RemoveDrive, ReplaceDrive, SetBalance,
+    SetLimits, SetProfile, SetUpkeep, SpaceInfo, UpkeepInfo, WhyInfo,
 };
 use anyhow::{Context, Result};
 use base::DriveId;
@@ -25,6 +25,7 @@ use super::history::Knowledge;
 use super::limits::{check_limits, limit};
 use super::memory::resident_bytes;
 use super::problems::problems;
+use super::tiers::entry_of;
 use super::{Node, NodeDir, NodeFile, State};
 use crate::watchdog::{self, STUCK_AFTER};
 
@@ -338,6 +339,19 @@ impl NodeControl for Node {
                 return Err(no_filesystem(&name));
             }
             self.set_profile_now(&name, profile).await.map_err(failed)
+        })
+    }
+
+    fn set_balance(
+        &self,
+        name: String,
+        request: SetBalance,
+    ) -> BoxFuture<'_, Result<FilesystemInfo, AdminError>> {
+        Box::pin(async move {
+            let id = entry_of(&mut *self.state.lock().await, &name)?.record.id;
+            let change = |record| FilesystemRecord { balancing: request.on, ..record };
+            self.plan_filesystem(id, change).await.map_err(failed)?;
+            self.filesystem_info(&name).await
         })
     }
 

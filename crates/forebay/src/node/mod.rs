@@ -38,7 +38,7 @@ use std::time::Duration;
 use admin::NodeStatus;
 use anyhow::{Context, Result};
 use base::env::{Env, File};
-use base::{ClusterId, DriveId};
+use base::{ClusterId, DriveId, Seq};
 use control::{Cluster, Control};
 use layout::ClusterMap;
 use s3::{Accounts, AuditLog};
@@ -125,6 +125,8 @@ struct State {
     filesystems: BTreeMap<String, FilesystemEntry>,
     /// The records of the cluster that the node acts on.
     cluster: Cluster,
+    /// The change of the control ledger up to which they were taken over.
+    taken: Seq,
     /// Its map.
     map: ClusterMap,
     watch: Watch,

@@ -8,9 +8,9 @@ use std::collections::BTreeMap;
 use std::sync::Weak;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use base::DriveId;
-use control::{Owed, Patience, Plan, WriteSet};
+use control::{Balancing, FilesystemRecord, Owed, Patience, Plan, WriteSet};
 use layout::{DriveState, PlacementGroup};
 use tokio::sync::watch;
 
@@ -22,6 +22,8 @@ use super::history::Reported;
 const TICK: Duration = Duration::from_secs(1);
 /// How long drives may be away before new extents get narrower, if enough drives are left for that.
 const NARROW_AFTER_NS: u64 = 30_000_000_000;
+/// Groups that move at a time while a filesystem is being balanced.
+const BALANCED_AT_ONCE: usize = 16;
 /// Interval at which the progress of the scrub is recorded.
 const MARK_EVERY_NS: u64 = 600_000_000_000;
 /// Pauses between attempts to open a drive that is missing.
@@ -84,6 +86,7 @@ impl Node {
     async fn tick(&self, seen: &mut Seen) -> Result<()> {
         // Without room for it, the commits below fail and say so.
         let _ = self.control.catch_up().await;
+        self.take_over().await?;
         self.reopen_missing(seen).await?;
         let now = self.env.clock.boot_ns();
         if seen.look(&self.state.lock().await.drives, now) {
@@ -93,6 +96,7 @@ impl Node {
         let waited = now.saturating_sub(seen.changed_ns) >= NARROW_AFTER_NS;
         let patience = if waited { Patience::Over } else { Patience::Left };
         self.update_write_sets(patience).await?;
+        self.balance().await?;
         self.finish_detached().await?;
         self.revive_mounts(&mut *self.state.lock().await).await;
         self.keep_history(&mut seen.told, now).await?;
@@ -170,6 +174,32 @@ impl Node {
         for id in &finished.empty {
             tracing::info!(drive = %id, "everything is moved off the drive");
             self.note_problem(*id, "everything was moved off it").await;
+        }
+        Ok(())
+    }
+
+    /// Moves data of filesystems that are being balanced, a few groups at a time.
+    async fn balance(&self) -> Result<()> {
+        let (drives, records) = {
+            let state = self.state.lock().await;
+            let records = state.filesystems.values().map(|entry| entry.record.clone());
+            (state.seen(), records.filter(|record| record.balancing).collect::<Vec<_>>())
+        };
+        for FilesystemRecord { id, name, .. } in records {
+            let balancing = self
+                .plan(|plan| {
+                    let record =
+                        plan.next().filesystems.get(&id).cloned().context("the filesystem is gone")?;
+                    Ok(plan.balance(record, &drives, BALANCED_AT_ONCE))
+                })
+                .await?;
+            match balancing {
+                Balancing::Moves(groups) => {
+                    tracing::info!(filesystem = name, groups, "data moves to its share")
+                }
+                Balancing::Done => tracing::info!(filesystem = name, "every drive has its share"),
+                Balancing::Waits => {}
+            }
         }
         Ok(())
     }

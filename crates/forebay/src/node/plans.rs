@@ -54,20 +54,23 @@ impl Node {
     /// Decides a plan, commits it, takes it over and publishes it. Must not be called by a holder of the state: it waits for the
     /// control ledger, and others must not wait for that.
     pub(super) async fn plan<T>(&self, decide: impl FnMut(&mut Plan) -> Result<T>) -> Result<T> {
-        let (decided, cluster) = self.control.plan(decide).await?;
-        if cluster.is_some() {
-            self.take_over().await?;
-        }
+        let decided = self.control.plan(decide).await?;
+        self.take_over().await?;
         Ok(decided)
     }
 
-    /// Takes over the newest records, and publishes what has changed in the map.
+    /// Takes over the newest records, unless that was done, and publishes what has changed in the map.
     pub(super) async fn take_over(&self) -> Result<()> {
         let mut state = self.state.lock().await;
         // Read under the lock: of two changes at once, the newer one stays.
+        let seq = self.control.seq()?;
+        if seq == state.taken {
+            return Ok(());
+        }
         let cluster = Cluster::of(&self.control.view()?)?;
         let is_news = cluster.record.map_epoch != state.cluster.record.map_epoch;
         state.take(cluster);
+        state.taken = seq;
         if is_news {
             self.publish(&mut state);
         }
@@ -80,7 +83,7 @@ impl Node {
             let state = self.state.lock().await;
             state.filesystems.iter().map(|(name, entry)| (name.clone(), entry.asker())).collect()
         };
-        let asks = askers.into_iter().map(async |(name, asker)| Ok((name, asker.ask().await?)));
+        let asks = askers.into_iter().map(|(name, asker)| async move { Ok((name, asker.ask().await?)) });
         join_all(asks).await.into_iter().collect()
     }
 
@@ -90,7 +93,7 @@ impl Node {
             let state = self.state.lock().await;
             state.filesystems.iter().map(|(name, entry)| (name.clone(), entry.asker())).collect()
         };
-        let asks = askers.into_iter().map(async |(name, asker)| (name, asker.owed().await));
+        let asks = askers.into_iter().map(|(name, asker)| async move { (name, asker.owed().await) });
         let answers = join_all(asks).await;
         let state = self.state.lock().await;
         let mut owed = Owed::new();

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use base::DriveId;
 use base::env::{Caching, Env, File, OpenMode};
+use base::{DriveId, Seq};
 use control::{
     CONTROL_LEDGER, Cluster, Control, ControlError, DriveRecord, FilesystemRecord, NodeRecord, Plan,
     UpkeepRecord,
@@ -345,7 +345,7 @@ async fn open_filesystems(
 impl Node {
     /// Starts the node. After an error nothing runs and nothing is mounted.
     pub(crate) async fn start(env: Env, dir: NodeDir, options: StartOptions) -> Result<Arc<Self>> {
-        let runtime = Handle::current();
+        let (runtime, (stop_serving, _)) = (Handle::current(), watch::channel(false));
         let (lock, settings) = (prepare_dir(&env, &dir)?, settings(&env, &dir, &options)?);
         let mut meta_dirs = load_meta_dirs(&env, &dir, &options)?;
         let Opened { control, files, created } = open_control(&env, &dir, &mut meta_dirs, &options).await?;
@@ -374,8 +374,7 @@ impl Node {
             memory: &memory,
         };
         let filesystems = open_filesystems(&parts, served.collect()).await?;
-        let (stop_serving, _) = watch::channel(false);
-        let (scrub_targets, _) = watch::channel(ScrubTargets::default());
+        let state = State { drives, filesystems, cluster: records, taken: Seq(0), map, watch, meta_dirs };
         let node = Arc::new(Self {
             started_ns: env.clock.boot_ns(),
             accounts,
@@ -394,10 +393,10 @@ impl Node {
             runtime,
             drive_settings,
             memory,
-            state: Mutex::new(State { drives, filesystems, cluster: records, map, watch, meta_dirs }),
+            state: Mutex::new(state),
             pace,
             scrubber: std::sync::Mutex::new(None),
-            scrub_targets,
+            scrub_targets: watch::Sender::new(ScrubTargets::default()),
             out_after: options.out_after.unwrap_or(OUT_AFTER),
             monitor: std::sync::Mutex::new(None),
             fsck: std::sync::Mutex::default(),
