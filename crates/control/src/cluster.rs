@@ -281,8 +281,10 @@ impl Plan {
         let first = self.next.record.next_group;
         self.set_cluster(|cluster| cluster.next_group += groups.len() as u32);
         let ids: Vec<PgId> = (first..).take(groups.len()).map(PgId).collect();
+        self.touch_map();
+        let planned = Epoch(self.next.record.map_epoch);
         for (id, group) in ids.iter().zip(groups) {
-            self.set_group(PlacementGroup { id: *id, ..group });
+            self.set_group(PlacementGroup { id: *id, planned, ..group });
         }
         Ok(ids)
     }

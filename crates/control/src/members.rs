@@ -1,9 +1,11 @@
 //! Drives that come, go and return, and the positions in placement groups that follow.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use base::{DriveId, PgId};
-use layout::{DriveState, PlacementError, PlacementGroup, Rebuilding, balance_groups, replace_members};
+use base::{DriveId, Epoch};
+use layout::{
+    DriveState, PlacementError, PlacementGroup, Profile, Rebuilding, balance_groups, replace_members,
+};
 
 use crate::protection::{Owed, Seen};
 use crate::{Cluster, DriveRecord, FilesystemRecord, Plan};
@@ -39,14 +41,19 @@ impl Cluster {
     /// The groups of a filesystem that change until each drive has its share. `None` while a drive is away, or while groups are
     /// being rebuilt.
     fn balanced(&self, record: &FilesystemRecord, seen: &Seen) -> Option<Vec<PlacementGroup>> {
-        let groups = |groups: &[PgId]| -> Vec<PlacementGroup> { self.groups_of(groups).cloned().collect() };
-        let sets: Vec<Vec<PlacementGroup>> = record.all_sets().map(|(_, ids)| groups(ids)).collect();
+        // Groups that were planned later have less data, so each plan is balanced by itself.
+        let mut plans: BTreeMap<(Profile, Epoch), Vec<PlacementGroup>> = BTreeMap::new();
+        for (profile, groups) in record.all_sets() {
+            for group in self.groups_of(groups) {
+                plans.entry((profile, group.planned)).or_default().push(group.clone());
+            }
+        }
         let is_away = |drive: &DriveRecord| !drive.is_given_up() && !seen.up.contains(&drive.id);
         let is_rebuilding = |group: &PlacementGroup| !group.rebuilding.is_empty();
-        let waits = self.drives.values().any(is_away) || sets.iter().flatten().any(is_rebuilding);
+        let waits = self.drives.values().any(is_away) || plans.values().flatten().any(is_rebuilding);
         let rule = self.rule(record).ok().filter(|_| !waits)?;
         let slots = self.slots(&seen.up);
-        Some(sets.iter().flat_map(|groups| balance_groups(groups, &slots, rule)).collect())
+        Some(plans.values().flat_map(|groups| balance_groups(groups, &slots, rule)).collect())
     }
 
     /// Number of groups in which another drive could take over the position of this one.
@@ -183,7 +190,7 @@ impl Plan {
 #[cfg(test)]
 mod tests {
     use base::env::Env;
-    use base::{DriveUuid, Epoch, NodeId};
+    use base::{DriveUuid, NodeId, PgId};
     use layout::{FailureDomain, Spread};
     use wire::drive::DriveMark;
 
@@ -338,9 +345,8 @@ mod tests {
         assert_eq!(now.replaceable(DriveId(0), &seen_without(&now, &[0])), 0, "no node has room for a third");
     }
 
-    /// Positions of each drive in the groups of new extents.
-    fn positions(cluster: &Cluster) -> Vec<usize> {
-        let groups = &cluster.filesystems[&1].groups;
+    /// Positions of each drive in these groups.
+    fn positions(cluster: &Cluster, groups: &[PgId]) -> Vec<usize> {
         let members: Vec<DriveId> =
             cluster.groups_of(groups).flat_map(|group| group.members.clone()).collect();
         let count = |id| members.iter().filter(|member| **member == id).count();
@@ -351,12 +357,17 @@ mod tests {
     fn balancing_takes_steps_until_new_drives_have_their_share() {
         let mut now = cluster(&[8], "r3");
         let mut plan = Plan::new(now.clone());
+        // The new groups have no data: the old ones are balanced by themselves.
+        let old = now.filesystems[&1].groups.clone();
         for _ in 0..2 {
             let id = plan.next_drive();
-            plan.set_drive(drive(id.0, 0));
+            let seen = seen_without(plan.next(), &[]);
+            plan.add_drive(drive(id.0, 0), &seen, 3).unwrap();
         }
         now = plan.into_next();
-        assert_eq!(positions(&now)[8..], [0, 0]);
+        assert_eq!(positions(&now, &old)[8..], [0, 0]);
+        let all = now.filesystems[&1].groups.clone();
+        assert!(all.len() > old.len() && positions(&now, &all)[8] > 0);
         let mut steps = 0;
         loop {
             let record = FilesystemRecord { balancing: true, ..now.filesystems[&1].clone() };
@@ -377,7 +388,7 @@ mod tests {
             steps += 1;
             now = finished(&plan.into_next()).1;
         }
-        let shares = positions(&now);
+        let shares = positions(&now, &old);
         assert!(steps > 3 && shares.iter().max().unwrap() - shares.iter().min().unwrap() <= 1, "{shares:?}");
     }
 

@@ -147,9 +147,9 @@ impl Cluster {
         self.now.behind().contains(&id)
     }
 
-    /// Whether no group is being rebuilt.
-    pub(crate) fn is_whole(&self) -> bool {
-        self.now.groups.values().all(|group| group.rebuilding.is_empty())
+    /// The groups that are being rebuilt.
+    pub(crate) fn rebuilding(&self) -> Vec<&PlacementGroup> {
+        self.now.groups.values().filter(|group| !group.rebuilding.is_empty()).collect()
     }
 
     /// Whether an extent of this shape has the shape of new extents.

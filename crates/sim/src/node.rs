@@ -249,6 +249,9 @@ impl Node {
             let rebuilt = self.repairer.rebuilt();
             if self.control.finish(world, &rebuilt).await {
                 world.trace.event(format_args!("placement groups are rebuilt"));
+            }
+            // Also what somebody changed who did not come to publish it.
+            if world.cluster().map().epoch != self.publish.borrow().map.epoch {
                 self.publish(world).await;
             }
             if world.scenario.scrubs {
@@ -277,8 +280,8 @@ impl Node {
 
     /// Describes upkeep work that is still to be done.
     pub(crate) fn unfinished(&self, world: &World) -> Option<String> {
-        if !world.cluster().is_whole() {
-            return Some("placement groups are not rebuilt".to_owned());
+        if let Some(group) = world.cluster().rebuilding().first() {
+            return Some(format!("placement groups are not rebuilt, such as {group:?}"));
         }
         let lost = self.damage.stat().sums;
         if lost.pieces + lost.unnoted > 0 {

@@ -180,12 +180,11 @@ impl Node {
 
     /// Changes the limits of background work durably.
     async fn keep_upkeep(&self, request: SetUpkeep) -> Result<()> {
-        self.plan(|plan| {
+        self.change(|plan| {
             plan.set_cluster(|ClusterRecord { upkeep, .. }| {
                 upkeep.rate_bytes_per_s = request.rate_bytes_per_s.or(upkeep.rate_bytes_per_s);
                 upkeep.paused = request.paused.unwrap_or(upkeep.paused);
             });
-            Ok(())
         })
         .await?;
         apply_upkeep(&self.pace, self.state.lock().await.cluster.record.upkeep);

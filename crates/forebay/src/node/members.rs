@@ -68,7 +68,7 @@ impl Node {
 
     /// Records a drive's state durably.
     async fn set_drive_state(&self, id: DriveId, next: DriveState, why: &str) -> Result<()> {
-        self.plan(|plan| Ok(plan.set_drive_state(id, next))).await?;
+        self.change(|plan| plan.set_drive_state(id, next)).await?;
         self.note_problem(id, why).await;
         Ok(())
     }
@@ -245,7 +245,7 @@ impl Node {
         if !alive && !request.force {
             self.check_expendable(id).await?;
         }
-        self.plan(|plan| Ok(plan.give_up(id, &seen))).await.map_err(failed)?;
+        self.change(|plan| plan.give_up(id, &seen)).await.map_err(failed)?;
         self.note_problem(id, if alive { "being emptied" } else { "removed" }).await;
         self.tell().await;
         self.drive_info_of(id).await.map_err(failed)
@@ -272,7 +272,10 @@ impl Node {
         let size_bytes = request.size_bytes.or(Some(capacity_bytes));
         let new = self.format_new(Some(PathBuf::from(request.path)), size_bytes).await.map_err(failed)?;
         let why = format!("replaced by drive {}", new.record.id);
-        let replace = |plan: &mut Plan, new: &DriveRecord| Ok(plan.replace(id, new.clone(), &seen));
+        let replace = |plan: &mut Plan, new: &DriveRecord| {
+            plan.replace(id, new.clone(), &seen);
+            Ok(())
+        };
         let info = self.take_in(new, replace).await.map_err(failed)?;
         self.note_problem(id, &why).await;
         Ok(info)

@@ -59,6 +59,15 @@ impl Node {
         Ok(decided)
     }
 
+    /// As [`Node::plan`], for what always can be done.
+    pub(super) async fn change(&self, decide: impl Fn(&mut Plan)) -> Result<()> {
+        self.plan(|plan| {
+            decide(plan);
+            Ok(())
+        })
+        .await
+    }
+
     /// Takes over the newest records, unless that was done, and publishes what has changed in the map.
     pub(super) async fn take_over(&self) -> Result<()> {
         let mut state = self.state.lock().await;

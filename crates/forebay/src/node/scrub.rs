@@ -43,7 +43,7 @@ impl Node {
             Some(scrubber) => scrubber.stats(),
             None => return Ok(()),
         };
-        self.plan(|plan| {
+        self.change(|plan| {
             for (id, stat) in &stats {
                 let ScrubMark { started_ns, after, verified_ns } = stat.mark;
                 let scrub = ScrubRecord { started_ns, after, verified_ns };
@@ -51,7 +51,6 @@ impl Node {
                     plan.set_drive(DriveRecord { scrub, ..record.clone() });
                 }
             }
-            Ok(())
         })
         .await
     }

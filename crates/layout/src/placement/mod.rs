@@ -119,6 +119,9 @@ pub struct PlacementGroup {
     /// The rule that says how many of them may fail together.
     #[serde(default)]
     pub spread: Spread,
+    /// The map for which it was planned. Groups of one plan have about the same data.
+    #[serde(default)]
+    pub planned: Epoch,
     /// Positions whose members do not have all their shards yet.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rebuilding: Vec<Rebuilding>,
@@ -137,7 +140,14 @@ pub struct Rebuilding {
 impl PlacementGroup {
     /// A new group, of which only the drives must differ.
     pub fn new(id: PgId, members: Vec<DriveId>) -> Self {
-        Self { id, epoch: Epoch(1), members, spread: Spread::default(), rebuilding: Vec::new() }
+        Self {
+            id,
+            epoch: Epoch(1),
+            members,
+            spread: Spread::default(),
+            planned: Epoch(0),
+            rebuilding: Vec::new(),
+        }
     }
 
     /// The group under another rule.
