@@ -66,6 +66,9 @@ sim: ## simulated nodes with crashes and faults, by the hundred; SEEDS=10000 FIR
 	cargo build --release --package sim
 	@$(TARGET)/release/sim $(FIRST) $(SEEDS) $(JOBS)
 
+planner: ## placement: clusters that grow, shrink and break, with the times for 10,000 drives; CLUSTERS=1000
+	@FOREBAY_PLANNER_CLUSTERS=$(or $(CLUSTERS),1000) FOREBAY_PLANNER_LARGE=1 cargo test --release -p layout --test suite planner -- --nocapture
+
 mutations: ## breaks the code on purpose in many ways, which the simulation must find: about an hour; WORD=I10 for some
 	@tests/mutations.sh $(WORD)
 

@@ -56,6 +56,8 @@ pub struct MissingPage {
 pub struct LeftPage {
     /// The shards, by drive.
     pub shards: BTreeMap<DriveId, Vec<ShardKey>>,
+    /// The map for which that holds.
+    pub map: Epoch,
     /// Where to continue; `None` at the end.
     pub next: Option<ExtentId>,
 }
@@ -190,15 +192,20 @@ impl Client {
     /// Shards of these groups on drives that gave up their positions, from the extents after `after`.
     ///
     /// # Errors
-    /// `Unavailable` if a drive did not list its shards.
+    /// `Unavailable` if a drive did not list its shards, or does not answer.
     pub async fn left_page(
         &self,
         groups: &HashSet<PgId>,
         after: Option<ExtentId>,
     ) -> Result<LeftPage, FsError> {
         let topology = self.inner.extents.topology();
+        let of_groups = groups.iter().filter_map(|pg| topology.map.group(*pg));
+        let mut left = of_groups.flat_map(|group| topology.left(group));
+        if left.any(|(_, from)| topology.readable(from).is_none()) {
+            return Err(FsError::Unavailable);
+        }
         let (found, next) = self.inventory_page(&topology, groups, after).await?;
-        let mut page = LeftPage { next, ..LeftPage::default() };
+        let mut page = LeftPage { next, map: topology.map.epoch, ..LeftPage::default() };
         for (extent, ExtentShards { shape, at }) in found {
             let Some(group) = topology.map.group(shape.pg) else { continue };
             for (position, from) in topology.left(group) {
@@ -217,10 +224,14 @@ impl Client {
     /// Deletes shards that new members have.
     ///
     /// # Errors
-    /// `Unavailable` if a drive does not delete them. Then they have to be looked for again.
-    pub async fn delete_left(&self, shards: BTreeMap<DriveId, Vec<ShardKey>>) -> Result<(), FsError> {
+    /// `Unavailable` if a drive does not delete them, or if the map is another one by now: positions may have moved back. Then they
+    /// have to be looked for again.
+    pub async fn delete_left(&self, page: LeftPage) -> Result<(), FsError> {
         let topology = self.inner.extents.topology();
-        for (drive, keys) in shards {
+        if page.map != topology.map.epoch {
+            return Err(FsError::Unavailable);
+        }
+        for (drive, keys) in page.shards {
             let service = topology.readable(drive).ok_or(FsError::Unavailable)?;
             let deletion = service.delete(self.inner.extents.deletion(keys));
             let deleted = tokio::time::timeout(DELETE_TIMEOUT, deletion).await;

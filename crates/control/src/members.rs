@@ -56,6 +56,12 @@ impl Cluster {
         Some(plans.values().flat_map(|groups| balance_groups(groups, &slots, rule)).collect())
     }
 
+    /// Whether others could take over a position of this drive, or have taken over all of them.
+    fn can_do_without(&self, id: DriveId, seen: &Seen) -> bool {
+        let is_member = self.groups.values().any(|group| group.members.contains(&id));
+        self.replaceable(id, seen) > 0 || !is_member && self.groups_with(id) > 0
+    }
+
     /// Number of groups in which another drive could take over the position of this one.
     pub fn replaceable(&self, id: DriveId, seen: &Seen) -> u32 {
         self.replaced(&BTreeSet::from([id]), seen).len() as u32
@@ -114,13 +120,14 @@ impl Plan {
         count
     }
 
-    /// Gives up drives that were away for too long, if others can take over positions of theirs. A drive without which data
-    /// cannot be read is waited for.
+    /// Gives up drives that were away for too long, if others can take over positions of theirs, or have. A drive without which
+    /// data cannot be read is waited for, and one that can be read again stays.
     pub fn retire(&mut self, overdue: &[DriveId], seen: &Seen, owed: &Owed) -> Vec<DriveId> {
         let mut retired = Vec::new();
         for id in overdue {
             let now = self.next();
-            if now.replaceable(*id, seen) > 0 && now.needs(*id, seen, owed).is_none() {
+            let is_back = seen.readable.contains(id);
+            if !is_back && now.can_do_without(*id, seen) && now.needs(*id, seen, owed).is_none() {
                 self.set_drive_state(*id, DriveState::Out);
                 retired.push(*id);
             }
@@ -293,10 +300,15 @@ mod tests {
             Plan::new(before.clone()).retire(&overdue, &seen_without(&before, &[0, 1]), owed)
         };
         assert_eq!(retire(&[0], &Owed::new()), [DriveId(0)]);
+        assert_eq!(retire(&[0, 2], &Owed::new()), [DriveId(0)], "drive 2 is back");
         let owed = Owed::from([(1, BTreeSet::from([DriveId(5)]))]);
         assert_eq!(retire(&[0], &owed), [], "a third drive lacks shards of some groups");
         assert!(before.needs(DriveId(0), &seen, &Owed::new()).is_some());
-        assert!(before.needs(DriveId(7), &seen_without(&before, &[0, 1]), &Owed::new()).is_none());
+        assert!(before.needs(DriveId(7), &seen_without(&before, &[0]), &Owed::new()).is_none());
+        assert!(
+            before.needs(DriveId(7), &seen_without(&before, &[0, 1]), &Owed::new()).is_some(),
+            "it works, and has to"
+        );
     }
 
     #[test]
@@ -317,9 +329,20 @@ mod tests {
             now.reads_survive(record, &seen_without(&now, gone), &BTreeSet::new(), level)
         };
         assert_eq!(survive(&[], FailureDomain::Drive), 2, "the old one is still read");
-        assert_eq!(survive(&[9], FailureDomain::Drive), 2);
-        assert_eq!(survive(&[1], FailureDomain::Drive), 1);
+        assert_eq!(survive(&[9], FailureDomain::Drive), 1, "it has what was written since");
+        assert_eq!(survive(&[1], FailureDomain::Drive), 1, "it has what was not moved yet");
         assert_eq!(survive(&[0, 1, 2], FailureDomain::Drive), -1);
+    }
+
+    #[test]
+    fn a_drive_whose_positions_are_moving_is_waited_for_while_only_it_has_the_data() {
+        let mut plan = Plan::new(cluster(&[2], "1+0"));
+        let group = plan.next().groups.values().find(|group| group.members == [DriveId(0)]).unwrap().clone();
+        let rebuilding = vec![Rebuilding { position: 0, from: DriveId(0) }];
+        plan.set_group(PlacementGroup { members: vec![DriveId(1)], rebuilding, ..group });
+        let now = plan.into_next();
+        assert!(now.needs(DriveId(0), &seen_without(&now, &[0]), &Owed::new()).is_some());
+        assert!(now.needs(DriveId(1), &seen_without(&now, &[1]), &Owed::new()).is_some());
     }
 
     #[test]

@@ -31,32 +31,44 @@ impl Seen {
         left
     }
 
-    /// The drive from which the shards of a position can be read, if all of them are there.
-    fn holder(&self, group: &PlacementGroup, position: u8, owed: &BTreeSet<DriveId>) -> Option<DriveId> {
+    /// The drives that together have all shards of a position, if they can be read: its member, and during a rebuild also the one
+    /// that had the position. The first has the new shards, the other has those that are not moved yet.
+    fn holders(
+        &self,
+        group: &PlacementGroup,
+        position: u8,
+        owed: &BTreeSet<DriveId>,
+    ) -> Option<(DriveId, DriveId)> {
         let member = *group.members.get(usize::from(position))?;
         let readable = |drive: &DriveId| self.readable.contains(drive);
-        let holder = match group.is_rebuilding(position) {
-            true => group.sources(position).find(readable),
-            false => Some(member).filter(readable),
+        let other = match group.is_rebuilding(position) {
+            true => group.sources(position).find(readable)?,
+            false => member,
         };
-        holder.filter(|_| !owed.contains(&member))
+        Some((member, other)).filter(|_| readable(&member) && !owed.contains(&member))
     }
 
     /// Positions of the group whose shards cannot be read, or not all of them.
     fn exposure(&self, group: &PlacementGroup, owed: &BTreeSet<DriveId>) -> u8 {
         let positions = 0..group.members.len() as u8;
-        positions.filter(|position| self.holder(group, *position, owed).is_none()).count() as u8
+        positions.filter(|position| self.holders(group, *position, owed).is_none()).count() as u8
     }
 }
 
+/// Whether a drive has shards of a group: as a member, or because not all were moved off it.
+pub(crate) fn uses(group: &PlacementGroup, id: DriveId) -> bool {
+    group.members.contains(&id) || group.rebuilding.iter().any(|rebuilding| rebuilding.from == id)
+}
+
 impl Cluster {
-    /// A filesystem that loses data without this drive, because too few other drives hold it.
+    /// A filesystem that loses data without this drive, because too few other drives hold it, whether this one can be read now or
+    /// not.
     pub fn needs(&self, id: DriveId, seen: &Seen, owed: &Owed) -> Option<&FilesystemRecord> {
-        let nothing = BTreeSet::new();
+        let (nothing, seen) = (BTreeSet::new(), seen.without(id));
         self.filesystems.values().find(|record| {
             let owed = owed.get(&record.id).unwrap_or(&nothing);
             record.all_sets().any(|(profile, groups)| {
-                let mut concerned = self.groups_of(groups).filter(|group| group.members.contains(&id));
+                let mut concerned = self.groups_of(groups).filter(|group| uses(group, id));
                 concerned.any(|group| seen.exposure(group, owed) > profile.m())
             })
         })
@@ -82,14 +94,15 @@ impl Cluster {
         owed: &BTreeSet<DriveId>,
         level: FailureDomain,
     ) -> i32 {
-        // Each group as it can be read: during a rebuild, from other drives than its members.
+        // During a rebuild a position has shards on two drives: each group counts with the ones and with the others.
         let readable = |group: &PlacementGroup| {
             let positions = 0..group.members.len() as u8;
-            let members = positions.filter_map(|position| seen.holder(group, position, owed)).collect();
-            PlacementGroup::new(group.id, members)
+            let holders = positions.filter_map(|position| seen.holders(group, position, owed));
+            let (members, others) = holders.unzip();
+            [PlacementGroup::new(group.id, members), PlacementGroup::new(group.id, others)]
         };
         let sets = record.all_sets().flat_map(|(profile, groups)| {
-            self.groups_of(groups).map(move |group| (readable(group), profile))
+            self.groups_of(groups).flat_map(readable).map(move |group| (group, profile))
         });
         let groups: Vec<(PlacementGroup, Profile)> = sets.collect();
         let groups = groups.iter().map(|(group, profile)| (group, *profile));

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, VecDeque};
 use admin::ShortageInfo;
 use anyhow::Result;
 use base::DriveId;
-use control::{Cluster, Control, ControlChange, FilesystemRecord, Plan};
+use control::{Cluster, Control, ControlChange, ControlError, FilesystemRecord, Plan};
 use layout::{ClusterMap, Profile};
 use meta::owner::OwnerStat;
 use tokio::sync::MutexGuard;
@@ -142,8 +142,12 @@ impl Node {
         decide(&mut plan)?;
         let mut change = plan.change(&view);
         let written = add_events(next, &mut change, &happened);
-        self.control.commit(change).await?;
-        written.are_written();
+        let committed = self.control.commit(change).await;
+        // Without an answer they may come into force later: their numbers are taken.
+        if !matches!(committed, Err(ControlError::Conflict)) {
+            written.are_written();
+        }
+        committed?;
         self.take_over().await
     }
 }

@@ -186,9 +186,7 @@ impl Node {
                 upkeep.paused = request.paused.unwrap_or(upkeep.paused);
             });
         })
-        .await?;
-        apply_upkeep(&self.pace, self.state.lock().await.cluster.record.upkeep);
-        Ok(())
+        .await
     }
 
     async fn create_filesystem_now(&self, request: CreateFilesystem) -> Result<FilesystemInfo> {
@@ -197,6 +195,10 @@ impl Node {
         let group = self.filesystem_group_or_default(request.group.as_deref())?;
         let (up, seed) = (self.state.lock().await.seen().up, self.env.random.next_u64());
         let decide = |plan: &mut Plan| {
+            if plan.next().filesystems.values().any(|record| record.name == request.name) {
+                let message = format!("filesystem exists: name={}", request.name);
+                return Err(AdminError::conflict(message).into());
+            }
             let id = plan.next_filesystem();
             let record = FilesystemRecord {
                 name: request.name.clone(),
@@ -230,6 +232,9 @@ impl Node {
         entry.tier.filesystem_group = group;
         {
             let mut state = self.state.lock().await;
+            if let Some(newest) = state.cluster.filesystems.get(&entry.record.id) {
+                entry.record.clone_from(newest);
+            }
             state.filesystems.insert(request.name.clone(), entry);
             self.publish(&mut state);
         }

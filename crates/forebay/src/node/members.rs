@@ -225,7 +225,7 @@ impl Node {
     ) -> Result<DriveInfo, AdminError> {
         let _one_at_a_time = self.drives_lock.lock().await;
         self.tell().await;
-        let (alive, seen) = {
+        let alive = {
             let state = self.state.lock().await;
             let entry = state.drives.get(&id).ok_or_else(|| no_drive(id))?;
             if entry.record.is_given_up() {
@@ -240,11 +240,13 @@ impl Node {
                     member_of - replaced
                 )));
             }
-            (alive, seen)
+            alive
         };
         if !alive && !request.force {
             self.check_expendable(id).await?;
         }
+        // A drive that came back in the meantime is emptied.
+        let seen = self.state.lock().await.seen();
         self.change(|plan| plan.give_up(id, &seen)).await.map_err(failed)?;
         self.note_problem(id, if alive { "being emptied" } else { "removed" }).await;
         self.tell().await;
@@ -258,13 +260,13 @@ impl Node {
     ) -> Result<DriveInfo, AdminError> {
         let _one_at_a_time = self.drives_lock.lock().await;
         self.tell().await;
-        let (alive, capacity_bytes, seen) = {
+        let (alive, capacity_bytes) = {
             let state = self.state.lock().await;
             let entry = state.drives.get(&id).ok_or_else(|| no_drive(id))?;
             if !state.cluster.groups.values().any(|group| group.members.contains(&id)) {
                 return Err(conflict(format!("drive holds no position that another could take: id={id}")));
             }
-            (entry.is_readable(), entry.record.capacity_bytes, state.seen())
+            (entry.is_readable(), entry.record.capacity_bytes)
         };
         if !alive && !request.force {
             self.check_expendable(id).await?;
@@ -272,6 +274,7 @@ impl Node {
         let size_bytes = request.size_bytes.or(Some(capacity_bytes));
         let new = self.format_new(Some(PathBuf::from(request.path)), size_bytes).await.map_err(failed)?;
         let why = format!("replaced by drive {}", new.record.id);
+        let seen = self.state.lock().await.seen();
         let replace = |plan: &mut Plan, new: &DriveRecord| {
             plan.replace(id, new.clone(), &seen);
             Ok(())

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::Weak;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use base::DriveId;
 use control::{Balancing, FilesystemRecord, Owed, Patience, Plan, WriteSet};
 use layout::{DriveState, PlacementGroup};
@@ -22,6 +22,8 @@ use super::history::Reported;
 const TICK: Duration = Duration::from_secs(1);
 /// How long drives may be away before new extents get narrower, if enough drives are left for that.
 const NARROW_AFTER_NS: u64 = 30_000_000_000;
+/// How long the monitor waits for the owner of a ledger.
+const OWNER_PATIENCE: Duration = Duration::from_secs(5);
 /// Groups that move at a time while a filesystem is being balanced.
 const BALANCED_AT_ONCE: usize = 16;
 /// Interval at which the progress of the scrub is recorded.
@@ -102,7 +104,8 @@ impl Node {
         self.keep_history(&mut seen.told, now).await?;
         if now.saturating_sub(seen.marked_ns) >= MARK_EVERY_NS {
             seen.marked_ns = now;
-            self.keep_scrub_marks().await?;
+            let kept = tokio::time::timeout(OWNER_PATIENCE, self.keep_scrub_marks()).await;
+            kept.unwrap_or(Ok(()))?;
         }
         Ok(())
     }
@@ -110,6 +113,8 @@ impl Node {
     /// Opens missing drives that are back. A drive that failed is left alone: what it could not write then, it must not
     /// write now.
     async fn reopen_missing(&self, seen: &mut Seen) -> Result<()> {
+        // An order about drives may be opening one.
+        let Ok(_alone) = self.drives_lock.try_lock() else { return Ok(()) };
         let now = self.env.clock.boot_ns();
         let missing: Vec<_> = {
             let state = self.state.lock().await;
@@ -142,8 +147,15 @@ impl Node {
         let limit_ns = self.out_after.as_nanos() as u64;
         let overdue =
             seen.down_since_ns.iter().filter(|(_, since)| now_ns.saturating_sub(**since) >= limit_ns);
-        let overdue: Vec<DriveId> = overdue.map(|(id, _)| *id).collect();
-        let owed = if overdue.is_empty() { Owed::new() } else { self.owed().await? };
+        let mut overdue: Vec<DriveId> = overdue.map(|(id, _)| *id).collect();
+        let mut owed = Owed::new();
+        if !overdue.is_empty() {
+            // An owner that does not answer must not hold up the rest: then the drives stay for now.
+            match tokio::time::timeout(OWNER_PATIENCE, self.owed()).await {
+                Ok(Ok(known)) => owed = known,
+                Ok(Err(_)) | Err(_) => overdue.clear(),
+            }
+        }
         let (drives, rebuilt, mut trial) = {
             let state = self.state.lock().await;
             let rebuilt: Vec<_> = state.filesystems.values().map(FilesystemEntry::rebuilt).collect();
@@ -180,24 +192,29 @@ impl Node {
 
     /// Moves data of filesystems that are being balanced, a few groups at a time.
     async fn balance(&self) -> Result<()> {
-        let (drives, records) = {
+        let (drives, mut trial) = {
             let state = self.state.lock().await;
-            let records = state.filesystems.values().map(|entry| entry.record.clone());
-            (state.seen(), records.filter(|record| record.balancing).collect::<Vec<_>>())
+            if !state.cluster.filesystems.values().any(|record| record.balancing) {
+                return Ok(());
+            }
+            (state.seen(), Plan::new(state.cluster.clone()))
         };
-        for FilesystemRecord { id, name, .. } in records {
-            let balancing = self
-                .plan(|plan| {
-                    let record =
-                        plan.next().filesystems.get(&id).cloned().context("the filesystem is gone")?;
-                    Ok(plan.balance(record, &drives, BALANCED_AT_ONCE))
-                })
-                .await?;
+        let decide = |plan: &mut Plan| -> Vec<(String, Balancing)> {
+            let records: Vec<FilesystemRecord> = plan.next().filesystems.values().cloned().collect();
+            let records = records.into_iter().filter(|record| record.balancing);
+            let mut balance = |record: FilesystemRecord| {
+                (record.name.clone(), plan.balance(record, &drives, BALANCED_AT_ONCE))
+            };
+            records.map(&mut balance).collect()
+        };
+        decide(&mut trial);
+        if trial.is_empty() {
+            return Ok(());
+        }
+        for (filesystem, balancing) in self.plan(|plan| Ok(decide(plan))).await? {
             match balancing {
-                Balancing::Moves(groups) => {
-                    tracing::info!(filesystem = name, groups, "data moves to its share")
-                }
-                Balancing::Done => tracing::info!(filesystem = name, "every drive has its share"),
+                Balancing::Moves(groups) => tracing::info!(filesystem, groups, "data moves to its share"),
+                Balancing::Done => tracing::info!(filesystem, "every drive has its share"),
                 Balancing::Waits => {}
             }
         }

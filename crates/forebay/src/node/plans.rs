@@ -10,7 +10,7 @@ use futures_util::future::join_all;
 
 use super::drives::DriveEntry;
 use super::filesystems::{Asker, Told};
-use super::management::{failed, no_filesystem};
+use super::management::{apply_upkeep, failed, no_filesystem};
 use super::tiers::entry_of;
 use super::{Node, State};
 
@@ -28,11 +28,15 @@ impl State {
         seen(&self.drives)
     }
 
-    /// Takes over the records of the cluster.
+    /// Takes over the records of the cluster. A drive that is new counts as missing until the monitor opens it.
     fn take(&mut self, cluster: Cluster) {
-        for (id, entry) in &mut self.drives {
-            if let Some(record) = cluster.drives.get(id) {
-                entry.record.clone_from(record);
+        for (id, record) in &cluster.drives {
+            match self.drives.get_mut(id) {
+                Some(entry) => entry.record.clone_from(record),
+                None => {
+                    let entry = DriveEntry { record: record.clone(), service: None, problem: None };
+                    self.drives.insert(*id, entry);
+                }
             }
         }
         for entry in self.filesystems.values_mut() {
@@ -77,7 +81,12 @@ impl Node {
             return Ok(());
         }
         let cluster = Cluster::of(&self.control.view()?)?;
-        let is_news = cluster.record.map_epoch != state.cluster.record.map_epoch;
+        let before = &state.cluster;
+        let is_news =
+            cluster.record.map_epoch != before.record.map_epoch || cluster.filesystems != before.filesystems;
+        if cluster.record.upkeep != before.record.upkeep {
+            apply_upkeep(&self.pace, cluster.record.upkeep);
+        }
         state.take(cluster);
         state.taken = seq;
         if is_news {

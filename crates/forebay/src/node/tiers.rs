@@ -382,6 +382,8 @@ impl Node {
 
     /// Completes detaching once all content is back, and restarts tiering that an unfinished change left stopped.
     pub(super) async fn finish_detached(&self) -> Result<()> {
+        // A store that is being attached again, or changed, stays.
+        let Ok(_alone) = self.stores_lock.try_lock() else { return Ok(()) };
         let mut left = Vec::new();
         for (name, entry) in &mut self.state.lock().await.filesystems {
             let Some(tier) = entry.record.tier else { continue };

@@ -109,26 +109,21 @@ impl Work {
             tracing::error!(extents = lost.len(), ?some, "extents have too few shards left to be read");
             self.progress.add_lost(lost.len() as u64);
         }
-        if !self.clear(groups).await? {
-            return Ok(());
-        }
-        for group in groups {
-            self.progress.set_rebuilt(group.pg, group.epoch);
+        let clearable: Vec<&RebuildGroup> = groups.iter().filter(|group| group.clearable).collect();
+        if self.clear(&clearable).await? {
+            clearable.iter().for_each(|group| self.progress.set_rebuilt(group.pg, group.epoch));
         }
         Ok(())
     }
 
     /// Deletes what drives that stay in use still have of the positions that they gave up. Readers look at the new members first.
     /// Returns whether nothing is left.
-    async fn clear(&self, groups: &[RebuildGroup]) -> Result<bool, FsError> {
-        if !groups.iter().all(|group| group.clearable) {
-            return Ok(false);
-        }
+    async fn clear(&self, groups: &[&RebuildGroup]) -> Result<bool, FsError> {
         let (groups, mut after) = (groups.iter().map(|group| group.pg).collect(), None);
         loop {
             let page = self.client.left_page(&groups, after).await?;
-            self.client.delete_left(page.shards).await?;
             after = page.next;
+            self.client.delete_left(page).await?;
             if after.is_none() {
                 return Ok(true);
             }
