@@ -57,11 +57,6 @@ impl ControlChange {
         Self { view, changes: Vec::new() }
     }
 
-    /// Whether it changes nothing.
-    pub fn is_empty(&self) -> bool {
-        self.changes.is_empty()
-    }
-
     pub(crate) fn put<T: Serialize + DeserializeOwned>(&mut self, key: Vec<u8>, record: &T) -> &mut Self {
         self.changes.push((key, Next::Is(members(record), keep_unknown::<T>)));
         self

@@ -136,7 +136,7 @@ impl Control {
         Ok(self.records.catch_up().await?)
     }
 
-    /// The last change that is in force: whoever took the records over before a later one has to look at them again.
+    /// The last change that is in force. A copy of the records from before it is out of date.
     pub fn seq(&self) -> Result<Seq, ControlError> {
         Ok(self.records.seq()?)
     }

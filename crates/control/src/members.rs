@@ -22,7 +22,7 @@ pub struct Finished {
 /// How far a filesystem is balanced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Balancing {
-    /// Positions of so many groups move now.
+    /// Positions of this number of groups move now.
     Moves(usize),
     /// A drive is away, or groups are being rebuilt.
     Waits,
@@ -154,7 +154,7 @@ impl Plan {
     }
 
     /// Moves positions of a filesystem's groups, until each drive has its share of them, and the groups follow the strictest rule
-    /// that the drives allow: at most so many groups with this plan. Stored data moves with them. At the end the record says that
+    /// that the drives allow: at most `groups_max` groups with this plan. Stored data moves with them. At the end the record says that
     /// the filesystem is not being balanced any more.
     pub fn balance(&mut self, record: FilesystemRecord, seen: &Seen, groups_max: usize) -> Balancing {
         let Some(mut changed) = self.next().balanced(&record, seen) else { return Balancing::Waits };

@@ -272,7 +272,7 @@ impl Watch {
         self.dropped += too_many;
     }
 
-    /// So many events are written, which were the oldest when so many had been dropped.
+    /// `count` events are written: the oldest ones when `dropped` events had been dropped.
     fn wrote(&mut self, count: usize, dropped: usize) {
         let since = self.dropped - dropped;
         let left = count.saturating_sub(since).min(self.pending.len());

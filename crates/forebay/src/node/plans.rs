@@ -95,23 +95,26 @@ impl Node {
         Ok(())
     }
 
+    /// The ways to the owners of all ledgers.
+    async fn askers(&self) -> Vec<(String, Asker)> {
+        let state = self.state.lock().await;
+        state.filesystems.iter().map(|(name, entry)| (name.clone(), entry.asker())).collect()
+    }
+
     /// Asks the owners of all ledgers.
     pub(super) async fn ask_all(&self) -> Result<BTreeMap<String, Told>> {
-        let askers: Vec<(String, Asker)> = {
-            let state = self.state.lock().await;
-            state.filesystems.iter().map(|(name, entry)| (name.clone(), entry.asker())).collect()
-        };
-        let asks = askers.into_iter().map(|(name, asker)| async move { Ok((name, asker.ask().await?)) });
+        let asks = self
+            .askers()
+            .await
+            .into_iter()
+            .map(|(name, asker)| async move { Ok((name, asker.ask().await?)) });
         join_all(asks).await.into_iter().collect()
     }
 
     /// The drives that are owed shards.
     pub(super) async fn owed(&self) -> Result<Owed> {
-        let askers: Vec<(String, Asker)> = {
-            let state = self.state.lock().await;
-            state.filesystems.iter().map(|(name, entry)| (name.clone(), entry.asker())).collect()
-        };
-        let asks = askers.into_iter().map(|(name, asker)| async move { (name, asker.owed().await) });
+        let asks =
+            self.askers().await.into_iter().map(|(name, asker)| async move { (name, asker.owed().await) });
         let answers = join_all(asks).await;
         let state = self.state.lock().await;
         let mut owed = Owed::new();

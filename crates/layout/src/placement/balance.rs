@@ -65,7 +65,7 @@ struct Balance {
     underfull: Underfull,
     /// The drives with weight of each domain.
     runs: Vec<Range<u32>>,
-    /// Positions of drives above their share at first: so many must move.
+    /// Positions of drives above their share at first: each of them must move.
     least_moves: u64,
     /// Steps that may be tried to save moves.
     work_left: u64,

@@ -73,7 +73,7 @@ pub fn writes_survive(spread: Spread, profile: Profile, up: &[DriveSlot], level:
 ///
 /// A domain of the rule has more drives than places, so losing a part of it may take nothing: the places do not add up.
 /// Within a domain of the rule the largest parts are the worst. Over these domains, `fewest[taken]` is the fewest parts
-/// that take at least so many places, found for one after the other.
+/// that take at least `taken` places, found for one domain after the other.
 fn fewest_inside(spread: Spread, up: &[DriveSlot], level: FailureDomain, needless: usize) -> usize {
     let mut domains: BTreeMap<u64, BTreeMap<u64, usize>> = BTreeMap::new();
     for slot in up.iter().filter(|slot| slot.weight_bytes > 0) {

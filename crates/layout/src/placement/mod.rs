@@ -3,8 +3,8 @@
 //! Groups are listed, not hashed: balance is exact, only planned data moves, and the number of groups bounds the number
 //! of combinations of drives that can lose data together.
 //!
-//! Every drive has a [`Place`]: zone, rack and node. Every group has one rule, its [`Spread`]. Whoever chooses members
-//! does it by the same three parts: the rule, the drives' exact shares by weight under it, and how evenly these shares
+//! Every drive has a [`Place`]: zone, rack and node. Every group has one rule, its [`Spread`]. Every choice of
+//! members has the same three parts: the rule, the drives' exact shares by weight under it, and how evenly these shares
 //! divide over zones, racks and nodes.
 
 use std::fmt;

@@ -39,7 +39,7 @@ pub(super) fn runs(slots: &[DriveSlot], range: Range<usize>, level: FailureDomai
 ///
 /// In proportion to the weights; but a drive is in each group at most once, a domain at most as often as the rule says,
 /// and what a drive or a domain cannot take goes to the others. All shares sum up to `total`, unless the drives cannot
-/// take so many.
+/// take that number.
 pub(super) struct Shares {
     runs: Vec<Range<usize>>,
     /// Numerator and denominator: 1 for whole shares, else the same for all drives of a run, and of all runs that are

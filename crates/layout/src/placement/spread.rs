@@ -72,7 +72,7 @@ impl Spread {
             .ok_or_else(|| Self { level, per_domain: loosest }.refusal(drives, profile))
     }
 
-    /// The rule for whoever has no wish: the highest level at which each shard gets a domain of its own. If there is
+    /// The rule where none was asked for: the highest level at which each shard gets a domain of its own. If there is
     /// none above drives, the highest level at which a domain may be lost. Otherwise the drives differ.
     ///
     /// Levels with a single domain are passed over.

@@ -15,7 +15,7 @@ impl Underfull {
         Self { domains: BTreeSet::new(), drives: vec![BTreeSet::new(); domains], lacking: vec![0; domains] }
     }
 
-    /// Notes that a drive lacked and now lacks so many positions.
+    /// Notes that a drive lacks `lacks` positions now, and lacked `lacked` before.
     pub(super) fn set(&mut self, domain: u32, drive: u32, lacked: u32, lacks: u32) {
         if lacked == lacks {
             return;
