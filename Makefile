@@ -22,7 +22,7 @@ TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
 export FOREBAY ?= $(TARGET)/release/forebay
 export FOREBAY_XTASK ?= $(TARGET)/release/xtask
 
-.PHONY: help run stop build check test nightly test-long crash conformance sim mutations fuzz soak bench bench-s3 bench-tier tier lint deps packages
+.PHONY: help run stop build check test nightly test-long crash conformance sim mutations fuzz soak cluster planner bench bench-s3 bench-tier tier lint deps packages
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -65,6 +65,9 @@ soak: deps build ## mixed load and what drifts: MINUTES=60
 sim: ## simulated nodes with crashes and faults, by the hundred; SEEDS=10000 FIRST=1 JOBS=2
 	cargo build --release --package sim
 	@$(TARGET)/release/sim $(FIRST) $(SEEDS) $(JOBS)
+
+cluster: deps build ## three machines at full length: each loss beside two minutes of work
+	@tests/run.sh --long cluster
 
 planner: ## placement: clusters that grow, shrink and break, with the times for 10,000 drives; CLUSTERS=1000
 	@FOREBAY_PLANNER_CLUSTERS=$(or $(CLUSTERS),1000) FOREBAY_PLANNER_LARGE=1 cargo test --release -p layout --test suite planner -- --nocapture

@@ -20,6 +20,8 @@ PACKAGES=(
     "xfsprogs /usr/sbin/mkfs.xfs"
     "e2fsprogs /usr/sbin/mkfs.ext4"
     "util-linux /usr/sbin/losetup"
+    "iproute2 /usr/sbin/ip"
+    "openssl /usr/bin/openssl"
     "python3-venv /usr/share/doc/python3-venv"
     "curl /usr/bin/curl"
     "ca-certificates /etc/ssl/certs/ca-certificates.crt"

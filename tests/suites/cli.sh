@@ -282,6 +282,19 @@ restart_with_other_profile() {
     run_row fails 'profile|exist' start "$RUNNING" --profile r3
     node_start running
 }
+mounts_are_remembered() {
+    "$FOREBAY" umount "$RUNNING"
+    "$FOREBAY" mount "$RUNNING" "$WORK/elsewhere" -o strict
+    jq -e --arg path "$WORK/elsewhere" '.mounts == {"1": {path: $path, options: "strict"}}' "$RUNNING/mounts.json"
+    "$FOREBAY" stop "$RUNNING"
+    timeout 60 "$FOREBAY" start "$RUNNING" </dev/null
+    mountpoint -q "$WORK/elsewhere"
+    grep -q x "$WORK/elsewhere/x"
+    "$FOREBAY" umount "$RUNNING"
+    "$FOREBAY" mount "$RUNNING" "$RUNNING/mnt" -o rw
+    still_mounted
+}
+check "the next start mounts at the same place" mounts_are_remembered
 check "options that contradict the node are refused" restart_with_other_profile
 check "and it still starts" still_mounted
 
@@ -405,6 +418,62 @@ missing_drive() {
     node_stop stopped
 }
 check "a missing drive is reported or survived" missing_drive
+
+path_of() { "$FOREBAY" drive list "$STOPPED" --json | jq -r ".[$1].path"; }
+# A device may get another name. The drive is known by what is written on it.
+renamed_drive() {
+    node_start stopped
+    head -c 3000000 /dev/urandom >"$STOPPED/mnt/file"
+    sync "$STOPPED/mnt/file"
+    sha256sum <"$STOPPED/mnt/file" >"$WORK/sum"
+    node_stop stopped
+    jq -e '.drives | length == 3' "$STOPPED/drives.json"
+    mv "$WORK/da" "$WORK/renamed"
+    mv "$WORK/db" "$WORK/da"
+    mv "$WORK/dc" "$WORK/other"
+    # Two are copies of one: which is meant?
+    cp --sparse=always "$WORK/renamed" "$WORK/copy"
+    expect_fail 'are the same drive of this cluster' "$FOREBAY" start "$STOPPED" --drive "$WORK/renamed" --drive "$WORK/copy"
+    rm "$WORK/copy"
+    expect_fail 'is not a drive of this cluster: add it with' "$FOREBAY" start "$STOPPED" --drive "$WORK/other" --drive "$WORK/a-file"
+    timeout 60 "$FOREBAY" start "$STOPPED" --drive "$WORK/renamed" --drive "$WORK/other" --drive "$WORK/da" </dev/null
+    "$FOREBAY" status "$STOPPED" --json | jq -e '.state == "healthy"'
+    [ "$(path_of 0) $(path_of 1) $(path_of 2)" = "$WORK/renamed $WORK/da $WORK/other" ]
+    echo 3 >/proc/sys/vm/drop_caches
+    sha256sum <"$STOPPED/mnt/file" | cmp - "$WORK/sum"
+    node_stop stopped
+    node_fsck stopped
+    # It is remembered.
+    node_start stopped
+    "$FOREBAY" status "$STOPPED" --json | jq -e '.state == "healthy"'
+    node_stop stopped
+}
+check "drives with other names are found when they are named, with their data" renamed_drive
+
+# What is known of no drive any more goes; without the file, drives are named again.
+paths_lost() {
+    rm "$STOPPED/drives.json"
+    expect_fail 'its path is not known on this machine: .*start DIR --drive PATH' timeout 60 "$FOREBAY" start "$STOPPED"
+    expect_fail 'its path is not known on this machine' node_fsck stopped
+    timeout 60 "$FOREBAY" start "$STOPPED" --drive "$WORK/renamed" </dev/null
+    [ "$(path_of 0) $(path_of 1)" = "$WORK/renamed -" ]
+    "$FOREBAY" status "$STOPPED" --json | jq -r '.problems[]' | grep -E '^drive 1 is missing: .*--drive PATH.*drive replace DIR 1'
+    node_stop stopped
+    jq '.drives["00000000-0000-0000-0000-000000000001"] = "/nowhere"' "$STOPPED/drives.json" >"$WORK/json"
+    cp "$WORK/json" "$STOPPED/drives.json"
+    timeout 60 "$FOREBAY" start "$STOPPED" --drive "$WORK/da" --drive "$WORK/other" </dev/null
+    jq -e '.drives | length == 3' "$STOPPED/drives.json"
+    sha256sum <"$STOPPED/mnt/file" | cmp - "$WORK/sum"
+    node_stop stopped
+    echo '{"drives":{},"more":1}' >"$WORK/json"
+    cp "$STOPPED/drives.json" "$WORK/drives.json"
+    cp "$WORK/json" "$STOPPED/drives.json"
+    expect_fail "not understood: $STOPPED/drives.json" timeout 60 "$FOREBAY" start "$STOPPED"
+    cp "$WORK/drives.json" "$STOPPED/drives.json"
+    node_start stopped
+    node_stop stopped
+}
+check "paths that are lost are asked for" paths_lost
 
 # disk SIZE: an empty filesystem of its own. The file below it has only what was written.
 disk() {

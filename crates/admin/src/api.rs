@@ -9,6 +9,7 @@ use wire::event::Event;
 
 use crate::damage::DamageInfo;
 use crate::filesystem_groups::FilesystemGroupControl;
+use crate::nodes::NodesControl;
 use crate::stores::StoreControl;
 use crate::tiers::{TierControl, TierInfo};
 use crate::users::{AuditInfo, UserControl};
@@ -78,7 +79,10 @@ pub struct DriveInfo {
     pub id: u32,
     /// UUID on the drive.
     pub uuid: String,
-    /// Path of the device or file.
+    /// The node that has it.
+    #[serde(default)]
+    pub node: u32,
+    /// Path of the device or file there.
     pub path: String,
     /// `up`, `suspect` (much slower than its peers), `leaving` (read until it is empty), `failed`, `missing` or `out`.
     pub state: String,
@@ -339,6 +343,9 @@ pub struct FilesystemInfo {
 /// The node as a whole.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeStatus {
+    /// The node that owns the metadata does not answer: only what this node knows by itself is here.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub alone: bool,
     /// `healthy`, `degraded`, `damaged` if some data cannot be read for good, or `stuck` if the node does not answer;
     /// then most other fields are from its last answer.
     pub state: String,
@@ -403,6 +410,9 @@ pub struct AddDrive {
     pub path: Option<String>,
     /// Size of a new file; `None`: size of the smallest drive.
     pub size_bytes: Option<u64>,
+    /// The node that has it; `None`: the one that was asked.
+    #[serde(default)]
+    pub node: Option<u32>,
 }
 
 /// How a drive is removed.
@@ -581,7 +591,9 @@ pub struct FsckInfo {
 }
 
 /// The management interface of a node.
-pub trait NodeControl: FilesystemGroupControl + StoreControl + TierControl + UserControl + 'static {
+pub trait NodeControl:
+    FilesystemGroupControl + NodesControl + StoreControl + TierControl + UserControl + 'static
+{
     /// State of the whole node.
     fn status(&self) -> BoxFuture<'_, Result<NodeStatus, AdminError>>;
     /// The state that is known without requests to other parts and without contended locks: for a node that is stuck.

@@ -7,6 +7,7 @@ mod api;
 mod client;
 mod damage;
 mod filesystem_groups;
+mod nodes;
 mod server;
 mod stores;
 mod tiers;
@@ -23,7 +24,8 @@ pub use damage::{DamageInfo, LostFileInfo};
 pub use filesystem_groups::{
     FilesystemGroupControl, FilesystemGroupInfo, MoveFilesystem, SetFilesystemGroup,
 };
-pub use server::{ServeError, serve};
+pub use nodes::{CreateToken, NewToken, NodeInfo, NodesControl, TokenInfo};
+pub use server::{Answer, Answered, Api, ServeError, serve, serve_answers};
 pub use stores::{BenchStore, SetStore, StoreControl, StoreInfo, StoreValidationInfo, Verify};
 pub use tiers::{
     AttachStore, FETCH_FILES_MAX, FetchFile, FetchFileInfo, FetchStep, ForecastInfo, ForecastRequest,

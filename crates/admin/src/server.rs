@@ -1,6 +1,7 @@
 //! The REST server.
 
 mod filesystem_groups;
+mod nodes;
 mod stores;
 mod tiers;
 mod users;
@@ -17,10 +18,15 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use base::env::spawn_thread;
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper::service::Service;
+use hyper_util::service::TowerToHyperService;
 use serde::{Deserialize, Serialize};
 use tokio::net::UnixListener;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
+use wire::BoxFuture;
 
 use crate::api::{
     AddDrive, AdminError, CreateFilesystem, FailDrive, MetaDir, MountRequest, NodeControl, RemoveDrive,
@@ -46,14 +52,22 @@ type Node = Arc<dyn NodeControl>;
 fn answer<T: Serialize>(result: Result<T, AdminError>) -> Response {
     match result {
         Ok(value) => Json(value).into_response(),
-        Err(error) => {
-            let status = match error.code.as_str() {
-                "not_found" => StatusCode::NOT_FOUND,
-                "conflict" => StatusCode::CONFLICT,
-                "invalid" => StatusCode::BAD_REQUEST,
-                _ => StatusCode::INTERNAL_SERVER_ERROR,
-            };
-            (status, Json(error)).into_response()
+        Err(error) => (error.status(), Json(error)).into_response(),
+    }
+}
+
+impl AdminError {
+    /// The answer that says it.
+    pub fn answer(&self) -> Answered {
+        (self.status().as_u16(), serde_json::to_vec(self).unwrap_or_default().into())
+    }
+
+    fn status(&self) -> StatusCode {
+        match self.code.as_str() {
+            "not_found" => StatusCode::NOT_FOUND,
+            "conflict" => StatusCode::CONFLICT,
+            "invalid" => StatusCode::BAD_REQUEST,
+            _ => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
 }
@@ -170,6 +184,7 @@ fn router(node: Node, runtime: Handle) -> Router {
         .merge(drive_router())
         .merge(filesystem_router())
         .merge(filesystem_groups::router())
+        .merge(nodes::router())
         .merge(stores::router())
         .merge(tiers::router())
         .merge(users::router())
@@ -199,6 +214,63 @@ fn router(node: Node, runtime: Handle) -> Router {
         .with_state(node)
 }
 
+/// The management interface, for requests that did not come over a socket.
+pub struct Api(TowerToHyperService<Router>);
+
+/// The answer to a request: status of HTTP, and JSON.
+pub type Answered = (u16, Bytes);
+
+impl Api {
+    /// That of a node, which runs requests on `runtime`.
+    pub fn new(node: Arc<dyn NodeControl>, runtime: Handle) -> Self {
+        Self(TowerToHyperService::new(router(node, runtime)))
+    }
+
+    /// Answers a request: `method` of HTTP, path with query, JSON.
+    pub async fn answer(&self, method: &str, path: &str, body: Bytes) -> Answered {
+        let request =
+            hyper::Request::builder().method(method).uri(path).header("content-type", "application/json");
+        let Ok(request) = request.body(Full::new(body)) else {
+            return AdminError::invalid("this is no request").answer();
+        };
+        match self.0.call(request).await {
+            Ok(response) => {
+                let status = response.status().as_u16();
+                let body = response.into_body().collect().await.map(|body| body.to_bytes());
+                (status, body.unwrap_or_default())
+            }
+            Err(never) => match never {},
+        }
+    }
+}
+
+/// Answers requests to the management interface otherwise than by a node in this process.
+pub trait Answer: Send + Sync + 'static {
+    /// Answers a request: `method` of HTTP, path with query, JSON.
+    fn answer(&self, method: String, path: String, body: Bytes) -> BoxFuture<'_, Answered>;
+}
+
+/// As [`serve`], for requests that are answered otherwise.
+pub fn serve_answers(
+    answers: Arc<dyn Answer>,
+    socket: &FsPath,
+    runtime: Handle,
+    stopped: watch::Receiver<bool>,
+) -> Result<JoinHandle<()>, ServeError> {
+    let app = Router::new()
+        .fallback(async |State(answers): State<Arc<dyn Answer>>, request: Request| {
+            let (head, body) = request.into_parts();
+            let Ok(body) = body.collect().await else { return StatusCode::BAD_REQUEST.into_response() };
+            let path = head.uri.path_and_query().map_or_else(String::new, |path| path.as_str().to_owned());
+            let (status, body) = answers.answer(head.method.to_string(), path, body.to_bytes()).await;
+            let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+            (status, [("content-type", "application/json")], body).into_response()
+        })
+        .layer(middleware::from_fn_with_state(runtime, run_there))
+        .with_state(answers);
+    listen(app, socket, stopped)
+}
+
 /// Serves on a Unix socket until `stopped` is true. The permissions of the socket's directory decide which users may
 /// connect.
 ///
@@ -208,6 +280,14 @@ pub fn serve(
     node: Arc<dyn NodeControl>,
     socket: &FsPath,
     runtime: Handle,
+    stopped: watch::Receiver<bool>,
+) -> Result<JoinHandle<()>, ServeError> {
+    listen(router(node, runtime), socket, stopped)
+}
+
+fn listen(
+    app: Router,
+    socket: &FsPath,
     mut stopped: watch::Receiver<bool>,
 ) -> Result<JoinHandle<()>, ServeError> {
     let failed = |source| ServeError { path: socket.display().to_string(), source };
@@ -216,7 +296,6 @@ pub fn serve(
         let _inside = own.enter();
         UnixListener::bind(socket).map_err(failed)?
     };
-    let app = router(node, runtime);
     Ok(spawn_thread("admin", move || {
         own.block_on(async move {
             let shutdown = async move {

@@ -231,7 +231,9 @@ impl ExtentIo {
                     error = failed;
                 }
             }
-            if self.reach.was_away(losses).await {
+            let may_wait = how.purpose == PutPurpose::Write && error == FsError::Io;
+            if self.reach.was_away(losses).await || (may_wait && self.drives_returned(&topology, group).await)
+            {
                 continue;
             }
             if error == FsError::Io {
@@ -240,6 +242,23 @@ impl ExtentIo {
             attempt += 1;
         }
         Err(WriteExtentError::Failed(error))
+    }
+
+    /// If machines with drives of a group are not reached, which may be why a request failed: waits until another attempt makes
+    /// sense, because one is back, or the drives or groups are others. Returns whether it does.
+    pub(crate) async fn drives_returned(&self, known: &Arc<Topology>, group: &PlacementGroup) -> bool {
+        let patience = self.reach.drive_patience;
+        let away = known.unreachable(group);
+        if away == 0 || patience.is_zero() {
+            return false;
+        }
+        tracing::warn!(away, "machines with drives are not reached, waiting for them");
+        let back = async {
+            while Arc::ptr_eq(&self.topology.borrow(), known) && known.unreachable(group) >= away {
+                tokio::time::sleep(TOPOLOGY_LOOK).await;
+            }
+        };
+        tokio::time::timeout(patience, back).await.is_ok()
     }
 
     /// Waits a moment for other drives or groups: the planner has to see first that drives are gone.

@@ -15,18 +15,35 @@ const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 pub struct Reach {
     contact: watch::Receiver<Contact>,
     pub(crate) owner_patience: Duration,
+    /// For how long a user's request waits for drives whose machines are not reached.
+    pub(crate) drive_patience: Duration,
 }
 
 impl Reach {
     /// In the client's process, or behind services that say themselves when they are away.
     pub fn here() -> Self {
         let (_, contact) = watch::channel(Contact { is_there: true, losses: 0 });
-        Self { contact, owner_patience: OWNER_PATIENCE }
+        Self { contact, owner_patience: OWNER_PATIENCE, drive_patience: Duration::ZERO }
+    }
+
+    /// Users' requests wait for drives whose machines are not reached, however long that takes.
+    pub fn waiting_for_drives(self) -> Self {
+        Self { drive_patience: FOR_EVER, ..self }
+    }
+
+    /// Users' requests wait so long for drives whose machines are not reached.
+    pub fn waiting_for_drives_at_most(self, drive_patience: Duration) -> Self {
+        Self { drive_patience, ..self }
+    }
+
+    /// Requests wait so long for an owner.
+    pub fn waiting_for_owner_at_most(self, owner_patience: Duration) -> Self {
+        Self { owner_patience, ..self }
     }
 
     /// On one other machine or in another process. While that is away, everything waits and nothing fails.
     pub fn hard(contact: watch::Receiver<Contact>) -> Self {
-        Self { contact, owner_patience: FOR_EVER }
+        Self { contact, owner_patience: FOR_EVER, drive_patience: FOR_EVER }
     }
 
     /// How often the other side went away so far.

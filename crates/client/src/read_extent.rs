@@ -1,5 +1,6 @@
 //! Reading extents: verify, ask other drives when one is late, reconstruct missing blocks.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use base::checksum::blocks_match;
@@ -17,6 +18,7 @@ use wire::meta::ExtentRef;
 use crate::damage::{Flaw, Probe};
 use crate::extents::{DRIVE_TIMEOUT, ExtentIo, ReadExtentError};
 use crate::latency::RequestKind;
+use crate::topology::Topology;
 
 /// For moving data: the time after which other drives are asked for blocks that a drive has not delivered.
 const MOVE_PATIENCE: Duration = Duration::from_secs(1);
@@ -111,12 +113,23 @@ impl ExtentIo {
         let start = read.skip_bytes as usize;
         let wanted = start..start + read.len_bytes as usize;
         loop {
-            let losses = self.reach.losses();
+            let (losses, topology) = (self.reach.losses(), self.topology());
             match self.read_blocks(extent, read, purpose).await {
                 Ok(blocks) => return Ok(blocks.slice(wanted)),
                 Err(_) if self.reach.was_away(losses).await => {}
+                Err(faults)
+                    if purpose == GetPurpose::Read && self.may_return(extent, faults, &topology).await => {}
                 Err(faults) => return Err(unreadable(extent, faults)),
             }
+        }
+    }
+
+    /// Whether an extent that was not read may be readable now, because a machine with some of its shards is back.
+    async fn may_return(&self, extent: &ExtentRef, faults: ShardFaults, topology: &Arc<Topology>) -> bool {
+        let is_gone = faults.not_found > usize::from(extent.n - extent.k);
+        match topology.map.group(extent.pg) {
+            Some(group) if !is_gone => self.drives_returned(topology, group).await,
+            _ => false,
         }
     }
 

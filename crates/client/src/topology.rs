@@ -1,6 +1,6 @@
 //! The drives and placement groups that a client uses now.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use base::{DriveId, PgId, ShardIndex};
@@ -45,6 +45,14 @@ impl Topology {
     /// The drive's service, if new shards may be written to it.
     pub(crate) fn usable(&self, id: DriveId) -> Option<&Arc<dyn DriveService>> {
         self.serving(id, |state| state == DriveState::Up)
+    }
+
+    /// The number of drives of a group whose machines are not reached, sources of a rebuild included.
+    pub(crate) fn unreachable(&self, group: &PlacementGroup) -> usize {
+        let sources = group.rebuilding.iter().map(|rebuilding| rebuilding.from);
+        let drives: BTreeSet<DriveId> = group.members.iter().copied().chain(sources).collect();
+        let drives = drives.iter().filter_map(|id| self.drives.get(id));
+        drives.filter(|drive| drive.health() == DriveHealth::Unreachable).count()
     }
 
     /// The drive's service, if shards may be read from it and deleted.

@@ -1,11 +1,11 @@
 //! Changes of records, committed in one step.
 //!
 //! A record is a JSON object. Its member `revision` is the number of the batch that changed it last. Members that this version does
-//! not know are kept: a newer version may have written them.
+//! not know are kept: a newer version may have written them. Only what it knows to be no part of the record any more is dropped.
 
 use std::sync::Arc;
 
-use base::Seq;
+use base::{NodeId, Seq};
 use layout::PlacementGroup;
 use meta::records::{Changes, RecordsError, RecordsSnapshot};
 use meta::state::State;
@@ -13,8 +13,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-use crate::ledger::{CLUSTER, ControlError, DRIVES, FILESYSTEMS, GROUPS, KEYS, NODES};
-use crate::{ClusterRecord, DriveRecord, FilesystemRecord, NodeRecord};
+use crate::former::{OF_DRIVE, OF_FILESYSTEM};
+use crate::ledger::{CLUSTER, ControlError, DRIVES, FILESYSTEMS, GROUPS, KEYS, NODES, TOKENS};
+use crate::{ClusterRecord, DriveRecord, FilesystemRecord, NodeRecord, TokenRecord};
 
 const REVISION: &str = "revision";
 
@@ -27,8 +28,13 @@ pub struct ControlChange {
 /// What becomes of a record.
 enum Next {
     Removed,
-    /// The record, and how it takes over what this version does not know of the present one.
-    Is(Members, fn(&mut Members, Members)),
+    Is {
+        record: Members,
+        /// Members that earlier versions wrote and that are dropped.
+        former: &'static [&'static str],
+        /// How the record takes over what this version does not know of the present one.
+        keep: fn(&mut Members, Members),
+    },
 }
 
 type Members = Map<String, Value>;
@@ -58,7 +64,17 @@ impl ControlChange {
     }
 
     pub(crate) fn put<T: Serialize + DeserializeOwned>(&mut self, key: Vec<u8>, record: &T) -> &mut Self {
-        self.changes.push((key, Next::Is(members(record), keep_unknown::<T>)));
+        self.put_without(key, record, &[])
+    }
+
+    /// As [`Self::put`], for a record that had these members in earlier versions.
+    fn put_without<T: Serialize + DeserializeOwned>(
+        &mut self,
+        key: Vec<u8>,
+        record: &T,
+        former: &'static [&'static str],
+    ) -> &mut Self {
+        self.changes.push((key, Next::Is { record: members(record), former, keep: keep_unknown::<T> }));
         self
     }
 
@@ -77,9 +93,24 @@ impl ControlChange {
         self.put(KEYS.control(NODES, record.id.0), record)
     }
 
+    /// Removes a node.
+    pub fn remove_node(&mut self, id: NodeId) -> &mut Self {
+        self.remove(KEYS.control(NODES, id.0))
+    }
+
+    /// Adds or changes a token.
+    pub fn token(&mut self, record: &TokenRecord) -> &mut Self {
+        self.put(KEYS.control(TOKENS, record.id), record)
+    }
+
+    /// Removes a token.
+    pub fn remove_token(&mut self, id: u32) -> &mut Self {
+        self.remove(KEYS.control(TOKENS, id))
+    }
+
     /// Adds or changes a drive.
     pub fn drive(&mut self, record: &DriveRecord) -> &mut Self {
-        self.put(KEYS.control(DRIVES, record.id.0), record)
+        self.put_without(KEYS.control(DRIVES, record.id.0), record, OF_DRIVE)
     }
 
     /// Adds or changes a placement group.
@@ -89,7 +120,7 @@ impl ControlChange {
 
     /// Adds or changes a filesystem.
     pub fn filesystem(&mut self, record: &FilesystemRecord) -> &mut Self {
-        self.put(KEYS.control(FILESYSTEMS, record.id), record)
+        self.put_without(KEYS.control(FILESYSTEMS, record.id), record, OF_FILESYSTEM)
     }
 
     /// The new values of all records, as the batch `seq`.
@@ -107,12 +138,13 @@ impl ControlChange {
             }
             let value = match next {
                 Next::Removed => None,
-                Next::Is(mut members, keep) => {
-                    if let Some(Stored(stored)) = stored {
-                        keep(&mut members, stored);
+                Next::Is { mut record, former, keep } => {
+                    if let Some(Stored(mut stored)) = stored {
+                        stored.retain(|name, _| !former.contains(&name.as_str()));
+                        keep(&mut record, stored);
                     }
-                    members.insert(REVISION.to_owned(), seq.0.into());
-                    Some(serde_json::to_vec(&members)?)
+                    record.insert(REVISION.to_owned(), seq.0.into());
+                    Some(serde_json::to_vec(&record)?)
                 }
             };
             changes.push((key, value));

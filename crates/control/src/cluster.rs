@@ -10,7 +10,7 @@ use layout::{
 
 use crate::{
     ClusterRecord, Control, ControlChange, ControlError, ControlView, DriveRecord, FilesystemRecord,
-    NodeRecord,
+    NodeRecord, TokenRecord,
 };
 
 /// Groups per position when each group has all drives.
@@ -25,6 +25,8 @@ pub struct Cluster {
     pub record: ClusterRecord,
     /// Every node.
     pub nodes: BTreeMap<NodeId, NodeRecord>,
+    /// Every token.
+    pub tokens: BTreeMap<u32, TokenRecord>,
     /// Every drive that was not forgotten.
     pub drives: BTreeMap<DriveId, DriveRecord>,
     /// Every placement group.
@@ -37,12 +39,14 @@ impl Cluster {
     /// The cluster as a view has it.
     pub fn of(view: &ControlView) -> Result<Self, ControlError> {
         let nodes = view.nodes()?.into_iter().map(|node| (node.id, node));
+        let tokens = view.tokens()?.into_iter().map(|token| (token.id, token));
         let drives = view.drives()?.into_iter().map(|drive| (drive.id, drive));
         let groups = view.groups()?.into_iter().map(|group| (group.id, group));
         let filesystems = view.filesystems()?.into_iter().map(|record| (record.id, record));
         Ok(Self {
             record: view.cluster()?,
             nodes: nodes.collect(),
+            tokens: tokens.collect(),
             drives: drives.collect(),
             groups: groups.collect(),
             filesystems: filesystems.collect(),
@@ -54,6 +58,7 @@ impl Cluster {
         Self {
             record,
             nodes: BTreeMap::new(),
+            tokens: BTreeMap::new(),
             drives: BTreeMap::new(),
             groups: BTreeMap::new(),
             filesystems: BTreeMap::new(),
@@ -142,6 +147,7 @@ impl Cluster {
 pub struct Plan {
     next: Cluster,
     nodes: BTreeSet<NodeId>,
+    tokens: BTreeSet<u32>,
     drives: BTreeSet<DriveId>,
     groups: BTreeSet<PgId>,
     filesystems: BTreeSet<u32>,
@@ -155,6 +161,7 @@ impl Plan {
         Self {
             next: now,
             nodes: BTreeSet::new(),
+            tokens: BTreeSet::new(),
             drives: BTreeSet::new(),
             groups: BTreeSet::new(),
             filesystems: BTreeSet::new(),
@@ -175,9 +182,10 @@ impl Plan {
 
     /// Whether it changes nothing.
     pub fn is_empty(&self) -> bool {
-        let Self { nodes, drives, groups, filesystems, .. } = self;
+        let Self { nodes, tokens, drives, groups, filesystems, .. } = self;
         !self.cluster_changed
             && nodes.is_empty()
+            && tokens.is_empty()
             && drives.is_empty()
             && groups.is_empty()
             && filesystems.is_empty()
@@ -189,8 +197,17 @@ impl Plan {
         if self.cluster_changed {
             change.cluster(&self.next.record);
         }
-        for node in self.nodes.iter().filter_map(|id| self.next.nodes.get(id)) {
-            change.node(node);
+        for id in &self.nodes {
+            match self.next.nodes.get(id) {
+                Some(node) => change.node(node),
+                None => change.remove_node(*id),
+            };
+        }
+        for id in &self.tokens {
+            match self.next.tokens.get(id) {
+                Some(token) => change.token(token),
+                None => change.remove_token(*id),
+            };
         }
         for drive in self.drives.iter().filter_map(|id| self.next.drives.get(id)) {
             change.drive(drive);
@@ -209,6 +226,39 @@ impl Plan {
         self.touch_map();
         self.nodes.insert(node.id);
         self.next.nodes.insert(node.id, node);
+    }
+
+    /// Removes a node that has no drives in use. Returns whether it has none.
+    pub fn remove_node(&mut self, id: NodeId) -> bool {
+        let has_drives =
+            self.next.drives.values().any(|drive| drive.node == id && drive.state != DriveState::Out);
+        if !has_drives && self.next.nodes.remove(&id).is_some() {
+            self.touch_map();
+            self.nodes.insert(id);
+        }
+        !has_drives
+    }
+
+    /// Adds or changes a token.
+    pub fn set_token(&mut self, token: TokenRecord) {
+        self.tokens.insert(token.id);
+        self.next.tokens.insert(token.id, token);
+    }
+
+    /// Removes a token. Returns whether there was one.
+    pub fn remove_token(&mut self, id: u32) -> bool {
+        let was_there = self.next.tokens.remove(&id).is_some();
+        if was_there {
+            self.tokens.insert(id);
+        }
+        was_there
+    }
+
+    /// The number for a new token.
+    pub fn next_token(&mut self) -> u32 {
+        let id = self.next.record.next_token;
+        self.set_cluster(|cluster| cluster.next_token += 1);
+        id
     }
 
     /// The number for a new node.

@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn a_filesystem_that_names_no_group_is_in_the_default_one() {
-        let text = r#"{"id":1,"name":"main","ledger":1,"profile":"4+2","groups":[0],"sets":[],"provisioned_bytes":null,"mount":null,"mount_options":""}"#;
+        let text = r#"{"id":1,"name":"main","ledger":1,"profile":"4+2","groups":[0],"sets":[],"provisioned_bytes":null}"#;
         let mut filesystem: FilesystemRecord = serde_json::from_str(text).unwrap();
         let (default, fast) = (FilesystemGroupRecord::default(), group(1, "fast"));
         assert!(default.has(&filesystem) && !fast.has(&filesystem));

@@ -17,7 +17,7 @@ use meta::state::State;
 use serde::de::DeserializeOwned;
 
 use crate::change::{ControlChange, Stored};
-use crate::{ClusterRecord, DriveRecord, FilesystemRecord, NodeRecord, UpkeepRecord};
+use crate::{ClusterRecord, DriveRecord, FilesystemRecord, NodeRecord, TokenRecord};
 
 /// The control ledger's number.
 pub const CONTROL_LEDGER: LedgerId = LedgerId(0);
@@ -28,6 +28,8 @@ pub(crate) const DRIVES: u8 = b'd';
 pub(crate) const NODES: u8 = b'n';
 pub(crate) const FILESYSTEMS: u8 = b'f';
 pub(crate) const GROUPS: u8 = b'g';
+/// From *join*.
+pub(crate) const TOKENS: u8 = b'j';
 pub(crate) const CLUSTER: &str = "cluster";
 /// Distance by which the next numbers are moved ahead when an older control ledger goes on.
 const LEAP: u32 = 1 << 16;
@@ -96,6 +98,8 @@ impl Control {
             cluster.next_drive += LEAP;
             cluster.next_group += LEAP;
             cluster.next_filesystem += LEAP;
+            cluster.next_node += LEAP;
+            cluster.next_token += LEAP;
             change.cluster(&cluster);
         }
         self.records.begin(lineage, |state, seq| change.decide(state, seq)).await?;
@@ -111,15 +115,7 @@ impl Control {
     pub fn new_cluster(env: &Env) -> ClusterRecord {
         let mut id = [0; 16];
         env.random.fill(&mut id);
-        ClusterRecord {
-            id: ClusterId(id),
-            map_epoch: 1,
-            next_drive: 0,
-            next_group: 0,
-            next_filesystem: 1,
-            next_node: 0,
-            upkeep: UpkeepRecord::default(),
-        }
+        ClusterRecord::new(ClusterId(id))
     }
 
     /// Makes the changes durable, all or none. One commit runs at a time.
@@ -143,11 +139,19 @@ impl Control {
 
     /// All records as they are now.
     pub fn view(&self) -> Result<ControlView, ControlError> {
-        Ok(ControlView { records: Arc::new(self.records.snapshot()?) })
+        Ok(ControlView::of(Arc::new(self.records.snapshot()?)))
+    }
+
+    pub(crate) fn records(&self) -> &Records {
+        &self.records
     }
 }
 
 impl ControlView {
+    pub(crate) fn of(records: Arc<RecordsSnapshot>) -> Self {
+        Self { records }
+    }
+
     /// A change that is decided from this view.
     pub fn change(&self) -> ControlChange {
         ControlChange::new(self.records.clone())
@@ -176,6 +180,11 @@ impl ControlView {
     /// All drives, by number.
     pub fn drives(&self) -> Result<Vec<DriveRecord>, ControlError> {
         self.all(DRIVES)
+    }
+
+    /// All tokens, by number.
+    pub fn tokens(&self) -> Result<Vec<TokenRecord>, ControlError> {
+        self.all(TOKENS)
     }
 
     /// All placement groups, by number.

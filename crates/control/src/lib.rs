@@ -1,10 +1,14 @@
-//! What the cluster should be: drives, placement groups, filesystems and their groups, object stores, users and events, as records of
-//! the control ledger, and how one state of them leads to the next.
+//! What the cluster should be: nodes, drives, placement groups, filesystems and their groups, object stores, users and events, as
+//! records of the control ledger, and how one state of them leads to the next.
 
+mod authority;
 mod change;
 mod cluster;
 mod events;
 mod filesystem_groups;
+mod follower;
+mod former;
+mod joining;
 mod ledger;
 mod members;
 mod protection;
@@ -13,9 +17,13 @@ mod stores;
 mod users;
 mod write_sets;
 
+pub use authority::{Authority, AuthorityError, Issued, NewKey, key_of_request};
 pub use change::ControlChange;
 pub use cluster::{Cluster, Plan};
 pub use filesystem_groups::FilesystemGroupRecord;
+pub use follower::Follower;
+pub use former::FormerMount;
+pub use joining::{JoinError, NotAToken, SECRET_BYTES, Token, TokenRecord, check_address};
 pub use ledger::{CONTROL_LEDGER, Control, ControlError, ControlView};
 pub use members::{Balancing, Finished};
 pub use protection::{Owed, Seen};

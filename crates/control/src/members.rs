@@ -208,7 +208,6 @@ mod tests {
         DriveRecord {
             id: DriveId(id),
             uuid: DriveUuid([id as u8; 16]),
-            path: String::new(),
             node: NodeId(node),
             capacity_bytes: 1000,
             state: DriveState::Up,
@@ -223,7 +222,7 @@ mod tests {
         for (number, drives) in (0..).zip(nodes) {
             let (zone, rack) = (String::new(), String::new());
             let id = plan.next_node();
-            plan.set_node(NodeRecord { id, name: format!("node-{number}"), zone, rack });
+            plan.set_node(NodeRecord { zone, rack, ..NodeRecord::new(id, format!("node-{number}")) });
             for _ in 0..*drives {
                 let next = plan.next_drive();
                 plan.set_drive(drive(next.0, number));
@@ -422,7 +421,7 @@ mod tests {
         for _ in 0..3 {
             let (node, id) = (plan.next_node(), plan.next_drive());
             let (name, zone, rack) = (format!("node-{node}"), String::new(), String::new());
-            plan.set_node(NodeRecord { id: node, name, zone, rack });
+            plan.set_node(NodeRecord { zone, rack, ..NodeRecord::new(node, name) });
             plan.set_drive(drive(id.0, node.0));
         }
         let seen = seen_without(plan.next(), &[]);

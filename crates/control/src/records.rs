@@ -23,9 +23,32 @@ pub struct ClusterRecord {
     /// The next node's number.
     #[serde(default)]
     pub next_node: u32,
+    /// The next token's number.
+    #[serde(default)]
+    pub next_token: u32,
+    /// Certificates of its authorities (PEM); empty until the first start of a version that has them.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub authorities: String,
     /// Limits of background work.
     #[serde(default)]
     pub upkeep: UpkeepRecord,
+}
+
+impl ClusterRecord {
+    /// A cluster that has nothing.
+    pub fn new(id: ClusterId) -> Self {
+        Self {
+            id,
+            map_epoch: 1,
+            next_drive: 0,
+            next_group: 0,
+            next_filesystem: 1,
+            next_node: 0,
+            next_token: 0,
+            authorities: String::new(),
+            upkeep: UpkeepRecord::default(),
+        }
+    }
 }
 
 /// Limits of background work, as far as an operator has set them.
@@ -50,6 +73,26 @@ pub struct NodeRecord {
     /// Its rack in that zone; empty if it was not said.
     #[serde(default)]
     pub rack: String,
+    /// Where others reach it: `host:port`. None: nowhere.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub addresses: Vec<String>,
+    /// SHA-256 of its public key, in hex; empty until it has one.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub key: String,
+}
+
+impl NodeRecord {
+    /// A node of which nothing is known but its name.
+    pub fn new(id: NodeId, name: impl Into<String>) -> Self {
+        Self {
+            id,
+            name: name.into(),
+            zone: String::new(),
+            rack: String::new(),
+            addresses: Vec::new(),
+            key: String::new(),
+        }
+    }
 }
 
 /// A drive.
@@ -59,8 +102,6 @@ pub struct DriveRecord {
     pub id: DriveId,
     /// UUID on the drive itself.
     pub uuid: DriveUuid,
-    /// Path of the device or file.
-    pub path: String,
     /// The node that it is in.
     #[serde(default)]
     pub node: NodeId,
@@ -74,6 +115,21 @@ pub struct DriveRecord {
     /// Lower bound of the drive's own mark: a drive whose mark is lower is an older copy of itself.
     #[serde(default)]
     pub mark: DriveMark,
+}
+
+impl DriveRecord {
+    /// A new drive.
+    pub fn new(id: DriveId, uuid: DriveUuid, node: NodeId, capacity_bytes: u64) -> Self {
+        Self {
+            id,
+            uuid,
+            node,
+            capacity_bytes,
+            state: DriveState::Up,
+            scrub: ScrubRecord::default(),
+            mark: DriveMark::default(),
+        }
+    }
 }
 
 /// Progress of the scrub of a drive. Times are nanoseconds since 1970.
@@ -124,11 +180,6 @@ pub struct FilesystemRecord {
     /// Whether stored data is being moved until every drive has its share.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub balancing: bool,
-    /// Path at which the node mounts it on start.
-    pub mount: Option<String>,
-    /// Mount options.
-    #[serde(default)]
-    pub mount_options: String,
     /// The object store to which its data moves, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tier: Option<TierRecord>,
@@ -151,8 +202,6 @@ impl FilesystemRecord {
             provisioned_bytes: None,
             ssd_bytes: None,
             balancing: false,
-            mount: None,
-            mount_options: String::new(),
             tier: None,
             filesystem_group: None,
         }

@@ -174,7 +174,6 @@ mod tests {
         DriveRecord {
             id: DriveId(id),
             uuid: DriveUuid([0; 16]),
-            path: String::new(),
             node: NodeId(0),
             capacity_bytes: 1,
             state: DriveState::Up,

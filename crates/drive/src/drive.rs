@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use base::checksum::blocks_match;
 use base::env::{Caching, Clock, Env, File, OpenMode, spawn_thread};
 use base::units::{BLOCK_BYTES, MIB};
-use base::{ClusterId, DriveId};
+use base::{ClusterId, DriveId, DriveUuid};
 use tokio::sync::{mpsc, oneshot};
 use wire::BoxFuture;
 use wire::drive::{
@@ -85,6 +85,8 @@ pub enum Trim {
 pub struct OpenOptions {
     /// The cluster that it must belong to.
     pub cluster: ClusterId,
+    /// The drive that it must be; `None`: any.
+    pub uuid: Option<DriveUuid>,
     /// The mark that the control ledger noted last. A drive whose own mark is lower is an older copy.
     pub mark: DriveMark,
     /// How to access the device.
@@ -110,6 +112,7 @@ impl OpenOptions {
     pub fn new(cluster: ClusterId) -> Self {
         Self {
             cluster,
+            uuid: None,
             mark: DriveMark::default(),
             io: PreferIo::Auto,
             read_cache: ReadCache::PageCache,
@@ -216,6 +219,14 @@ impl Drive {
             _ => io(source),
         })?;
         let mut superblock = usable_superblock(path, &*direct, options.cluster)?;
+        // Before anything is written: the mark is that of the expected drive.
+        if let Some(expected) = options.uuid.filter(|expected| *expected != superblock.uuid) {
+            return Err(OpenDriveError::OtherDrive {
+                path: path.to_owned(),
+                uuid: superblock.uuid,
+                expected,
+            });
+        }
         let geometry = superblock.geometry().expect("decoding a superblock checks its geometry");
         let mut recovered = recover(&*direct, geometry, &superblock)
             .map_err(|reason| OpenDriveError::IndexDamaged { path: path.to_owned(), reason })?;

@@ -88,6 +88,16 @@ pub enum OpenDriveError {
         /// The cluster that it should belong to.
         expected: ClusterId,
     },
+    /// It is another drive of the cluster.
+    #[error("another drive is there: path={path:?} uuid={uuid} expected={expected}")]
+    OtherDrive {
+        /// Path of the device.
+        path: PathBuf,
+        /// The drive that is there.
+        uuid: DriveUuid,
+        /// The drive that should be there.
+        expected: DriveUuid,
+    },
     /// The drive was written by a newer Forebay. Use that version.
     #[error("format is too new: path={path:?} version={version} known={known}")]
     TooNew {

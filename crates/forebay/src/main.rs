@@ -1,9 +1,12 @@
 //! The `forebay` program: configuration, roles and the command line.
 
 mod cli;
+mod identity;
 mod log;
+mod member;
 mod mount;
 mod node;
+mod remote;
 mod watchdog;
 
 use clap::Parser;

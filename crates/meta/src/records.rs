@@ -3,21 +3,26 @@
 //! It has the same log, the same kind of batches and the same recovery as the ledger of a filesystem. A change is durable when its
 //! call returns. A change without an answer is never forgotten: it comes before any other, or the next owner decides on it.
 
-use std::sync::Arc;
+use std::collections::VecDeque;
+use std::ops::ControlFlow;
+use std::sync::{Arc, MutexGuard};
 
 use base::{Epoch, LedgerId, Lineage, Seq};
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, watch};
 
 use crate::batch::Batch;
 use crate::history::History;
 use crate::keys::{KeyRange, Keys};
 use crate::log::{AppendError, LedgerLog, MemLog, Sealed, append_settled};
 use crate::owner::{OwnerError, recover};
-use crate::state::{Applied, State, StateError};
+use crate::state::{Applied, Pair, State, StateError, every_key};
 use crate::values::Value;
 
 /// Keys with their new values; `None` removes.
 pub type Changes = Vec<(Vec<u8>, Option<Vec<u8>>)>;
+
+/// Most bytes of changes that are kept for readers elsewhere.
+const RECENT_BYTES_MAX: usize = 8 << 20;
 
 /// Why records could not be read or changed.
 #[derive(Debug, thiserror::Error)]
@@ -45,7 +50,35 @@ pub struct Records {
     owner: Sealed,
     end: Mutex<End>,
     history: std::sync::Mutex<History>,
+    recent: std::sync::Mutex<Recent>,
+    newest: watch::Sender<Seq>,
     is_view: bool,
+}
+
+/// The last changes, for readers elsewhere.
+#[derive(Default)]
+struct Recent {
+    /// The change before the first one.
+    before: Seq,
+    changes: VecDeque<(Seq, Arc<Changes>)>,
+    bytes: usize,
+}
+
+fn bytes_of(changes: &Changes) -> usize {
+    changes.iter().map(|(key, value)| key.len() + value.as_ref().map_or(0, Vec::len)).sum()
+}
+
+impl Recent {
+    fn add(&mut self, seq: Seq, changes: Changes) {
+        self.bytes += bytes_of(&changes);
+        self.changes.push_back((seq, Arc::new(changes)));
+        while self.bytes > RECENT_BYTES_MAX
+            && let Some((seq, changes)) = self.changes.pop_front()
+        {
+            self.bytes -= bytes_of(&changes);
+            self.before = seq;
+        }
+    }
 }
 
 /// The end of the ledger.
@@ -83,6 +116,8 @@ impl Records {
             owner,
             end: Mutex::new(End { seq: tail, late: None }),
             history: std::sync::Mutex::new(history),
+            recent: std::sync::Mutex::new(Recent { before: tail, ..Recent::default() }),
+            newest: watch::Sender::new(tail),
             is_view: false,
         })
     }
@@ -96,6 +131,8 @@ impl Records {
             owner: Sealed { epoch: Epoch(u64::MAX), nonce: 0 },
             end: Mutex::new(End { seq: Seq(0), late: None }),
             history: std::sync::Mutex::default(),
+            recent: std::sync::Mutex::default(),
+            newest: watch::Sender::new(Seq(0)),
             is_view: true,
         }
     }
@@ -183,8 +220,35 @@ impl Records {
         let Some(Late::Unstored(batch)) = &end.late else { return Ok(()) };
         let mut pairs = batch.changes.iter().map(|(key, value)| (key.as_slice(), value.as_deref()));
         self.state.apply(&mut pairs, Applied { seq: end.seq, epoch: self.owner.epoch })?;
-        end.late = None;
+        if let Some(Late::Unstored(batch)) = end.late.take() {
+            self.recent().add(end.seq, batch.changes);
+        }
+        self.newest.send_replace(end.seq);
         Ok(())
+    }
+
+    fn recent(&self) -> MutexGuard<'_, Recent> {
+        self.recent.lock().expect("no holder of this lock panics")
+    }
+
+    /// The epoch with which this owner sealed the log.
+    pub fn epoch(&self) -> Epoch {
+        self.owner.epoch
+    }
+
+    /// The last change that is in force, as it becomes newer.
+    pub fn newest(&self) -> watch::Receiver<Seq> {
+        self.newest.subscribe()
+    }
+
+    /// The changes after `known`; `None`: not all of them are known any more.
+    pub fn changes_since(&self, known: Seq) -> Option<Vec<(Seq, Arc<Changes>)>> {
+        let recent = self.recent();
+        let last = recent.changes.back().map_or(recent.before, |(seq, _)| *seq);
+        if known < recent.before || known > last {
+            return None;
+        }
+        Some(recent.changes.iter().filter(|(seq, _)| *seq > known).cloned().collect())
     }
 
     /// The last change that is in force.
@@ -208,6 +272,36 @@ pub struct RecordsSnapshot {
 }
 
 impl RecordsSnapshot {
+    /// The content of a store, which nobody changes meanwhile.
+    pub fn of(state: Arc<dyn State>) -> Self {
+        Self { state }
+    }
+
+    /// The last change in it.
+    pub fn seq(&self) -> Result<Seq, RecordsError> {
+        Ok(self.state.applied().map_err(RecordsError::Read)?.seq)
+    }
+
+    /// Keys with their values after this key, in order, about as many bytes; and whether more follow.
+    pub fn part(&self, after: &[u8], bytes: usize) -> Result<(Vec<Pair>, bool), RecordsError> {
+        let (_, end) = every_key();
+        let mut first = after.to_vec();
+        first.push(0);
+        let from = if after.is_empty() { Vec::new() } else { first };
+        let (mut pairs, mut size, mut more) = (Vec::new(), 0, false);
+        let visited = self.state.scan(&(from, end), &mut |key, value| {
+            if size >= bytes {
+                more = true;
+                return ControlFlow::Break(());
+            }
+            size += key.len() + value.len();
+            pairs.push((key.to_vec(), value.to_vec()));
+            ControlFlow::Continue(())
+        });
+        visited.map_err(RecordsError::Read)?;
+        Ok((pairs, more))
+    }
+
     /// A record.
     pub fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, RecordsError> {
         self.state.get(key).map_err(RecordsError::Read)
@@ -218,7 +312,7 @@ impl RecordsSnapshot {
         let mut records = Vec::new();
         let visited = self.state.scan(range, &mut |_, bytes| {
             records.push(bytes.to_vec());
-            std::ops::ControlFlow::Continue(())
+            ControlFlow::Continue(())
         });
         visited.map_err(RecordsError::Read)?;
         Ok(records)

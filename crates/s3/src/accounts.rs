@@ -7,6 +7,7 @@
 //! A short-lived key becomes invalid when it expires, and when its user or the key that requested it becomes invalid.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 
 use base::env::Env;
@@ -68,6 +69,8 @@ pub struct Accounts {
     env: Env,
     key: NodeKey,
     set: RwLock<Arc<AccountSet>>,
+    /// The boot time until which the set counts.
+    valid_until_ns: AtomicU64,
     /// Cache of opened tokens, by digest: the time of a lookup tells an attacker nothing.
     sessions: Mutex<HashMap<[u8; 32], Arc<Session>>>,
 }
@@ -108,7 +111,13 @@ pub(crate) struct NewSession {
 impl Accounts {
     /// Without users, until the first [`Accounts::replace`].
     pub fn new(env: Env, key: NodeKey) -> Self {
-        Self { env, key, set: RwLock::default(), sessions: Mutex::default() }
+        let valid_until_ns = AtomicU64::new(u64::MAX);
+        Self { env, key, set: RwLock::default(), valid_until_ns, sessions: Mutex::default() }
+    }
+
+    /// Until this boot time the snapshot counts. Later, all requests are refused: keys may have been withdrawn since.
+    pub fn set_valid_until(&self, boot_ns: u64) {
+        self.valid_until_ns.store(boot_ns, Ordering::Relaxed);
     }
 
     /// Replaces the snapshot. The next request sees it.
@@ -229,6 +238,10 @@ impl AccountSet {
 }
 
 impl Identities for Accounts {
+    fn is_current(&self) -> bool {
+        self.env.clock.boot_ns() < self.valid_until_ns.load(Ordering::Relaxed)
+    }
+
     fn secret(&self, access_key: &str) -> Option<Secret> {
         if access_key.starts_with(SESSION_KEY_PREFIX) {
             return Some(self.key.session_secret(access_key));

@@ -375,6 +375,9 @@ impl Gate {
             None
         };
         let coding = match has_turn {
+            true if !self.core.identities.is_current() => {
+                Err(s3_error!(ServiceUnavailable, "Users and keys are not known at the moment: try again."))
+            }
             true => screen::check_region(&parts.uri, &parts.headers)
                 .and_then(|()| self.coding(&mut parts, unread, is_form, is_empty)),
             false => Err(s3_error!(SlowDown, "Too many requests at once: try again.")),

@@ -149,6 +149,9 @@ impl Verdict {
 
 /// Users, their keys and policies. On the path of every request: nothing here blocks.
 pub trait Identities: Send + Sync {
+    /// Whether the users, keys and policies are known as they are now.
+    fn is_current(&self) -> bool;
+
     /// The secret that signs requests with this access key; `None` if the key is unknown, or if the key or its user is
     /// disabled. A verified signature only proves that the sender has the secret: [`Identities::identify`] must follow.
     fn secret(&self, access_key: &str) -> Option<Secret>;

@@ -10,7 +10,7 @@ use base::{DriveId, DriveUuid, Epoch, NodeId, PgId, Seq};
 use client::{Limits, Topology};
 use control::{
     Balancing, ClusterRecord, Control, ControlError, DriveRecord, FilesystemRecord, NodeRecord, Patience,
-    Plan, ScrubRecord, Seen, UpkeepRecord, WriteSet,
+    Plan, ScrubRecord, Seen, WriteSet,
 };
 use layout::{ClusterMap, DriveState, PlacementError, PlacementGroup, Profile, Spread};
 use meta::log::{AppendError, Fence, LedgerLog, LogCaps, LogEntry, LogError, MemLog, Tail};
@@ -39,15 +39,7 @@ pub(crate) struct Cluster {
 }
 
 fn nothing() -> control::Cluster {
-    control::Cluster::new(ClusterRecord {
-        id: CLUSTER,
-        map_epoch: 1,
-        next_drive: 0,
-        next_group: 0,
-        next_filesystem: FILESYSTEM,
-        next_node: 0,
-        upkeep: UpkeepRecord::default(),
-    })
+    control::Cluster::new(ClusterRecord { next_filesystem: FILESYSTEM, ..ClusterRecord::new(CLUSTER) })
 }
 
 impl Cluster {
@@ -260,7 +252,7 @@ impl ControlNode {
             for number in 0..drives {
                 let node = NodeId(number / node_drives);
                 let name = format!("node-{node}");
-                plan.set_node(NodeRecord { id: node, name, zone: String::new(), rack: String::new() });
+                plan.set_node(NodeRecord::new(node, name));
                 plan.set_drive(drive_record(number, node));
             }
             plan.set_cluster(|cluster| cluster.next_drive = drives);
@@ -368,7 +360,6 @@ fn drive_record(number: u32, node: NodeId) -> DriveRecord {
     DriveRecord {
         id: DriveId(number),
         uuid: DriveUuid([number as u8; 16]),
-        path: String::new(),
         node,
         capacity_bytes: 1,
         state: DriveState::Up,

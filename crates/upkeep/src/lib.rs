@@ -23,7 +23,7 @@ pub use damage::{DamageKeeper, DamageStat, LostFile};
 pub use forecast::Ages;
 pub use orphans::{OrphanCollector, OrphanOptions, OrphanStat};
 pub use pace::{BYTES_PER_S_MIN, Pace};
-pub use packer::{PackOptions, PackStat, PackWait, Packer};
+pub use packer::{PackOptions, PackStat, PackWait, Packer, UsedGroups};
 pub use reclaim::{ReclaimStat, Reclaimer};
 pub use repair::{RepairStat, Repairer};
 pub use scrub::{ScrubMark, ScrubStat, ScrubTargets, Scrubber};

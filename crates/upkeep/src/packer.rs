@@ -12,12 +12,12 @@
 mod assess;
 mod shared;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use base::FsError;
 use base::env::Env;
+use base::{FsError, PgId};
 use client::{Client, MapEntry, PackTarget, PiecePosition};
 use tokio::runtime::Handle;
 use wire::meta::Content;
@@ -138,9 +138,19 @@ impl PackStat {
     }
 }
 
+/// The placement groups with extents of a filesystem, as a scan of all maps found them.
+#[derive(Debug, Clone)]
+pub struct UsedGroups {
+    /// The boot time at which the scan began: later extents may be missing.
+    pub began_ns: u64,
+    /// The groups.
+    pub groups: Arc<BTreeSet<PgId>>,
+}
+
 /// Packs one filesystem in the background.
 pub struct Packer {
     stat: Arc<Mutex<PackStat>>,
+    used: Arc<Mutex<Option<UsedGroups>>>,
     task: Task,
 }
 
@@ -149,11 +159,19 @@ impl Packer {
     pub fn start(env: Env, client: Client, pace: Arc<Pace>, options: PackOptions, runtime: &Handle) -> Self {
         let stat: Arc<Mutex<PackStat>> = Arc::default();
         let work_stat = Arc::clone(&stat);
+        let used: Arc<Mutex<Option<UsedGroups>>> = Arc::default();
+        let work_used = Arc::clone(&used);
         let (scan_time, young, swept) = Default::default();
         let work = |stopped| {
-            Work { env, client, pace, options, stat: work_stat, stopped, scan_time, young, swept }.run()
+            let (stat, used) = (work_stat, work_used);
+            Work { env, client, pace, options, stat, used, stopped, scan_time, young, swept }.run()
         };
-        Self { stat, task: Task::start(runtime, work) }
+        Self { stat, used, task: Task::start(runtime, work) }
+    }
+
+    /// The placement groups with extents, after the first scan of all maps.
+    pub fn used_groups(&self) -> Option<UsedGroups> {
+        self.used.lock().expect("no holder of this lock panics").clone()
     }
 
     /// Stops after the step under way.
@@ -177,6 +195,7 @@ struct Work {
     pace: Arc<Pace>,
     options: PackOptions,
     stat: Arc<Mutex<PackStat>>,
+    used: Arc<Mutex<Option<UsedGroups>>>,
     stopped: Stopped,
     /// Time spent scanning maps since the last pause.
     scan_time: Duration,
@@ -250,9 +269,14 @@ impl Work {
 
     /// Scans all pieces, then moves those that should move.
     async fn sweep(&mut self) -> Result<(), FsError> {
+        let looked_ns = self.env.clock.boot_ns();
         let (version, target) = (self.client.ledger_version(), self.client.pack_target());
         let unchanged = matches!(self.swept, Some((v, t, _)) if (v, t) == (version, target));
         if unchanged && matches!(self.swept, Some((_, _, true))) {
+            if let Some(used) = &mut *self.used.lock().expect("no holder of this lock panics") {
+                // Nothing was committed since.
+                used.began_ns = looked_ns;
+            }
             return Ok(());
         }
         let found = self.survey(&target).await?;
@@ -283,16 +307,22 @@ impl Work {
     /// Counts all pieces; `None` if it was stopped.
     async fn survey(&mut self, target: &PackTarget) -> Result<Option<PackStat>, FsError> {
         let (mut found, mut after) = (PackStat::default(), None);
+        let (mut groups, survey_ns) = (BTreeSet::new(), self.env.clock.boot_ns());
         loop {
             let began_ns = self.env.clock.boot_ns();
             let (entries, next) = self.client.scan_map(after).await?;
             for entry in &entries {
+                if let Content::Extent(extent) = &entry.piece.content {
+                    groups.insert(extent.pg);
+                }
                 found.count(entry, assess(entry, target, Density::HALF), target);
             }
             let worked = self.since(began_ns);
             self.scan_time += worked;
             after = next;
             if after.is_none() {
+                let used = UsedGroups { began_ns: survey_ns, groups: Arc::new(groups) };
+                *self.used.lock().expect("no holder of this lock panics") = Some(used);
                 return Ok(Some(found));
             }
             if self.stopped.now() {

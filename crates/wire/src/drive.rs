@@ -238,6 +238,30 @@ pub struct DriveStat {
 }
 
 impl DriveStat {
+    /// That of a drive of which nothing is known.
+    pub fn unknown() -> Self {
+        Self {
+            uuid: DriveUuid([0; 16]),
+            mark: DriveMark::default(),
+            health: DriveHealth::Unreachable,
+            failure: None,
+            io_path: IoPath::ThreadPool,
+            capacity_bytes: 0,
+            live_bytes: 0,
+            garbage_bytes: 0,
+            reserved_bytes: 0,
+            free_bytes: 0,
+            host_full: false,
+            full: false,
+            trimmed_bytes: 0,
+            write_limit_bytes_per_s: None,
+            shards: 0,
+            bad_shards: 0,
+            age_ms: u32::MAX,
+            cleanable_bytes: 0,
+        }
+    }
+
     /// Bytes of new shards for which it has room now.
     pub fn room_bytes(&self) -> u64 {
         if self.host_full { 0 } else { self.free_bytes }
@@ -247,6 +271,61 @@ impl DriveStat {
     /// what is free are ends of open segments, too short for that write.
     pub fn reclaimable_bytes(&self) -> u64 {
         if self.host_full || self.full { 0 } else { self.free_bytes + self.cleanable_bytes }
+    }
+}
+
+/// A drive at a machine that is not reached. Every request fails.
+#[derive(Debug)]
+pub struct AwayDrive(pub DriveId);
+
+impl AwayDrive {
+    fn failed<T: Send + 'static>(&self) -> BoxFuture<'_, Result<T, DriveFailed>> {
+        let drive = self.0;
+        Box::pin(async move { Err(DriveFailed { drive }) })
+    }
+}
+
+impl DriveService for AwayDrive {
+    fn put(&self, _: PutShard) -> BoxFuture<'_, Result<(), PutShardError>> {
+        let drive = self.0;
+        Box::pin(async move { Err(PutShardError::Failed { drive }) })
+    }
+
+    fn get(&self, _: GetShard) -> BoxFuture<'_, Result<ShardBlocks, GetShardError>> {
+        let drive = self.0;
+        Box::pin(async move { Err(GetShardError::Failed { drive }) })
+    }
+
+    fn delete(&self, _: DeleteShards) -> BoxFuture<'_, Result<(), DriveFailed>> {
+        self.failed()
+    }
+
+    fn keep_positions(&self, _: Vec<Position>, _: bool) -> BoxFuture<'_, Result<(), DriveFailed>> {
+        self.failed()
+    }
+
+    fn known_ledgers(&self) -> BoxFuture<'_, Result<Vec<KnownLedger>, DriveFailed>> {
+        self.failed()
+    }
+
+    fn list(&self, _: Option<ShardKey>, _: usize) -> BoxFuture<'_, Result<Vec<ShardEntry>, DriveFailed>> {
+        self.failed()
+    }
+
+    fn scrub(&self, _: Option<ShardKey>, _: u64) -> BoxFuture<'_, Result<ScrubStep, DriveFailed>> {
+        self.failed()
+    }
+
+    fn make_room(&self) -> BoxFuture<'_, Result<(), DriveFailed>> {
+        self.failed()
+    }
+
+    fn health(&self) -> DriveHealth {
+        DriveHealth::Unreachable
+    }
+
+    fn stat(&self) -> DriveStat {
+        DriveStat::unknown()
     }
 }
 

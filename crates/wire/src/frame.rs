@@ -128,12 +128,26 @@ fn parse(bytes: &[u8]) -> Result<Header, DecodeError> {
 /// # Errors
 /// If the stream fails, ends inside a frame, or holds anything but frames.
 pub async fn read_frame(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Option<Frame>> {
+    read_frame_within(from, BODY_BYTES_MAX + PAYLOAD_BYTES_MAX).await
+}
+
+/// As [`read_frame`], for a sender whose messages have at most so many bytes.
+///
+/// # Errors
+/// As [`read_frame`], and if a message is larger.
+pub async fn read_frame_within(
+    from: &mut (impl AsyncRead + Unpin),
+    bytes_max: u32,
+) -> io::Result<Option<Frame>> {
     let mut bytes = [0u8; HEADER_BYTES];
     if from.read(&mut bytes[..1]).await? == 0 {
         return Ok(None);
     }
     from.read_exact(&mut bytes[1..]).await?;
     let header = parse(&bytes).map_err(io::Error::other)?;
+    if header.body_len + header.payload_len > bytes_max {
+        return Err(io::Error::other("a message is longer than this sender may send"));
+    }
     let body = read_bytes(from, header.body_len).await?;
     if checksum(&bytes[..HEADER_BYTES - 4], &body) != header.checksum {
         return Err(io::Error::other(DecodeError { field: "checksum" }));
@@ -156,7 +170,8 @@ async fn read_bytes(from: &mut (impl AsyncRead + Unpin), len: u32) -> io::Result
 /// If the stream fails.
 pub async fn write_frame(to: &mut (impl AsyncWrite + Unpin), frame: &Frame) -> io::Result<()> {
     let mut bytes = frame.head().chain(frame.message.payload.clone());
-    to.write_all_buf(&mut bytes).await
+    to.write_all_buf(&mut bytes).await?;
+    to.flush().await
 }
 
 #[cfg(test)]

@@ -3,12 +3,14 @@
 //! A service in the same process implements its trait directly: that is the in-memory transport.
 
 pub mod claim;
+pub mod cluster;
 pub mod damage;
 pub mod drive;
 pub mod encoding;
 pub mod event;
 pub mod frame;
 pub mod guard;
+pub mod identity;
 pub mod link;
 pub mod lock;
 pub mod message;

@@ -207,6 +207,9 @@ pub enum Refusal {
     /// The answer is longer than a message may be.
     #[error("the answer is too long")]
     TooLong,
+    /// The sender has no right to ask that.
+    #[error("the certificate of the sender does not allow that")]
+    Forbidden,
 }
 
 /// Accompanies each answer.
@@ -278,6 +281,13 @@ pub const OWNER: Operations = Operations(&[
 pub const REPLICA: Operations = Operations(&[("Stored", 0x0180), ("Copy", 0x0181)]);
 /// What clients ask of the filesystems of a process.
 pub const VIEW: Operations = Operations(&[("Filesystem", 0x0190)]);
+/// What a process asks that is not in the cluster yet.
+pub const JOIN: Operations = Operations(&[("Join", 0x01a0)]);
+/// What nodes ask the owner of the control ledger.
+pub const CLUSTER: Operations = Operations(&[("Records", 0x01b0), ("Manage", 0x01b1), ("Renew", 0x01b2)]);
+/// What the owner of the control ledger asks nodes about their drives.
+pub const HOST: Operations =
+    Operations(&[("Format", 0x01c0), ("Reopen", 0x01c1), ("Close", 0x01c2), ("Drives", 0x01c3)]);
 /// Operations of drives.
 pub const DRIVE: Operations = Operations(&[
     ("Put", 0x0201),

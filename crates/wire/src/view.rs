@@ -1,11 +1,12 @@
 //! What a client in another process must know to use a filesystem: its ledger, its drives and groups, and its object store.
 
-use base::{ClusterId, DriveId, FsError, LedgerId, PgId};
+use base::{ClusterId, DriveId, FsError, LedgerId, NodeId, PgId};
 use bytes::Bytes;
 use layout::{ClusterMap, Profile};
 use serde::{Deserialize, Serialize};
 
 use crate::BoxFuture;
+use crate::cluster::NodeAddresses;
 
 /// The longest that a question waits for news.
 pub const NEWS_WAIT_MAX: std::time::Duration = std::time::Duration::from_secs(30);
@@ -62,6 +63,12 @@ pub struct FilesystemView {
     pub ssd_bytes: Option<u64>,
     /// How to reach the object store: the record of the store as JSON; empty: there is none.
     pub store: Bytes,
+    /// The node that owns the ledger.
+    pub owner: NodeId,
+    /// The nodes, with their addresses.
+    pub nodes: Vec<NodeAddresses>,
+    /// Drives that may come back: their machines are not reached.
+    pub away: Vec<DriveId>,
 }
 
 /// Tells clients of filesystems.

@@ -197,7 +197,7 @@ async fn what_was_committed_is_there_after_reopening_even_without_the_store() {
 
 #[test]
 fn a_filesystem_without_a_store_has_the_record_that_it_always_had() {
-    let old = r#"{"id":1,"name":"main","ledger":1,"profile":"4+2","groups":[0],"sets":[],"provisioned_bytes":null,"mount":null,"mount_options":""}"#;
+    let old = r#"{"id":1,"name":"main","ledger":1,"profile":"4+2","groups":[0],"sets":[],"provisioned_bytes":null}"#;
     let mut record: FilesystemRecord = serde_json::from_str(old).unwrap();
     assert_eq!(record.tier, None);
     assert_eq!(serde_json::to_string(&record).unwrap(), old);

@@ -7,8 +7,8 @@ use crate::common::*;
 use base::env::sim::Sim;
 use base::env::{Env, Files};
 use base::units::MIB;
-use base::{ExtentId, Ino, LedgerId};
-use drive::{Drive, OpenOptions};
+use base::{DriveUuid, ExtentId, Ino, LedgerId};
+use drive::{Drive, OpenDriveError, OpenOptions};
 use wire::drive::{DriveMark, DriveService, GetPurpose, GetShard, PutShard, ShardKey, ShardNote};
 use wire::position::{KnownLedger, Position};
 
@@ -64,6 +64,24 @@ fn many_ledgers_have_positions_and_a_full_drive_keeps_them() {
     sim.files.crash();
     let drive = open(&sim.env(), path()).unwrap();
     assert_eq!(kept(&drive), positions.into_iter().map(Some).collect::<Vec<_>>());
+}
+
+#[test]
+fn another_drive_than_the_expected_one_stays_as_it_is() {
+    let (sim, drive) = new_drive(17 * MIB);
+    let uuid = drive.stat().uuid;
+    block_on(drive.close()).unwrap();
+    drop(drive);
+    let before = sim.env().files.read(path()).unwrap();
+    let open_as = |uuid: DriveUuid| {
+        // The mark of the expected drive would make an older copy of this one.
+        let mark = DriveMark { incarnation: 90, seq: 7 };
+        open_with(&sim.env(), path(), &OpenOptions { uuid: Some(uuid), mark, ..OpenOptions::new(CLUSTER) })
+    };
+    let refused = open_as(DriveUuid([1; 16])).err().unwrap();
+    assert!(matches!(refused, OpenDriveError::OtherDrive { uuid: found, .. } if found == uuid), "{refused}");
+    assert!(sim.env().files.read(path()).unwrap() == before, "nothing is written");
+    open_as(uuid).unwrap();
 }
 
 #[test]

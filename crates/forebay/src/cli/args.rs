@@ -3,6 +3,7 @@
 mod blobs;
 mod events;
 mod filesystem_groups;
+mod nodes;
 mod stores;
 mod tiers;
 mod users;
@@ -18,6 +19,7 @@ use crate::node::{IoChoice, S3Options, TrimChoice};
 pub(crate) use blobs::{BlobCommand, RangeName};
 pub(crate) use events::EventsArgs;
 pub(crate) use filesystem_groups::{FsGroupCommand, OneFsGroupArgs};
+pub(crate) use nodes::{AddressArgs, Domain, JoinArgs, NodeCommand, TokenCommand};
 pub(crate) use stores::{OneStoreArgs, SetStoreArgs, StoreCommand, StoreSettingsArgs};
 pub(crate) use tiers::{AttachArgs, TierCommand};
 pub(crate) use users::{
@@ -95,6 +97,14 @@ fn size(text: &str) -> Result<u64, String> {
 pub(crate) enum Command {
     /// Start a node in a directory: a new cluster, or the one that is there.
     Start(StartArgs),
+    /// Make this machine a node of a cluster that there is, and start it.
+    Join(JoinArgs),
+    /// Look at the nodes of the cluster.
+    #[command(subcommand)]
+    Node(NodeCommand),
+    /// Make, list and remove tokens with which machines join.
+    #[command(subcommand)]
+    Token(TokenCommand),
     /// Stop a node: write everything out, unmount, end the process.
     #[command(after_help = "Example:\n  forebay stop /srv/forebay")]
     Stop {
@@ -245,7 +255,7 @@ pub(crate) struct StartArgs {
     /// no room for them. Default: as many as the profile needs, or 1.
     #[arg(long, value_name = "N")]
     pub(crate) drives: Option<u32>,
-    /// Use this block device or file as a drive (new cluster only); may be repeated.
+    /// Use this block device or file as a drive; may be repeated. In an existing cluster: a drive of it is here now.
     #[arg(long = "drive", value_name = "PATH")]
     pub(crate) drive_paths: Vec<PathBuf>,
     /// Size of each drive file, such as 10GiB. Default: a tenth of the free space shared out, 64 MiB to 10 GiB each.
@@ -294,6 +304,8 @@ pub(crate) struct StartArgs {
     /// Start although drives have seen newer metadata: changes that only it has are lost.
     #[arg(long)]
     pub(crate) accept_older_metadata: bool,
+    #[command(flatten)]
+    pub(crate) address: AddressArgs,
     #[command(flatten)]
     pub(crate) s3: S3Args,
     /// Print JSON.

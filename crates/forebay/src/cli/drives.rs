@@ -8,7 +8,7 @@ use comfy_table::Table;
 
 use super::args::DriveCommand;
 use super::output::{Format, bytes, print, table};
-use super::{absolute, ask, env};
+use super::{absolute, ask, env, picture};
 
 pub(super) fn drive(command: DriveCommand) -> Result<()> {
     match command {
@@ -31,11 +31,13 @@ pub(super) fn drive(command: DriveCommand) -> Result<()> {
 }
 
 pub(super) fn drive_table(drives: &[DriveInfo]) -> Table {
-    let mut table =
-        table(&["DRIVE", "STATE", "CAPACITY", "LIVE", "GARBAGE", "FREE", "SHARDS", "I/O", "PATH", "REASON"]);
+    let mut table = table(&[
+        "DRIVE", "NODE", "STATE", "CAPACITY", "LIVE", "GARBAGE", "FREE", "SHARDS", "I/O", "PATH", "REASON",
+    ]);
     for drive in drives {
         table.add_row([
             drive.id.to_string(),
+            drive.node.to_string(),
             drive.state.clone(),
             bytes(drive.space.capacity_bytes),
             bytes(drive.space.live_bytes),
@@ -55,12 +57,12 @@ fn show_one(format: Format, info: &DriveInfo) -> Result<()> {
 }
 
 fn list(dir: &Path, format: Format) -> Result<()> {
-    let status = ask(dir, |client| async move { client.status().await })?;
+    let status = picture(dir)?;
     print(format, &status.drives, |drives| drive_table(drives).to_string())
 }
 
 fn show(dir: &Path, id: u32, format: Format) -> Result<()> {
-    let status = ask(dir, |client| async move { client.status().await })?;
+    let status = picture(dir)?;
     match status.drives.iter().find(|drive| drive.id == id) {
         Some(info) => show_one(format, info),
         None => bail!("no such drive: id={id} (see `forebay drive list {}`)", dir.display()),
@@ -69,7 +71,8 @@ fn show(dir: &Path, id: u32, format: Format) -> Result<()> {
 
 fn add(dir: &Path, path: Option<PathBuf>, size_bytes: Option<u64>, format: Format) -> Result<()> {
     let path = path.as_deref().map(absolute).transpose()?;
-    let info = ask(dir, |client| async move { client.add_drive(&AddDrive { path, size_bytes }).await })?;
+    let info =
+        ask(dir, |client| async move { client.add_drive(&AddDrive { path, size_bytes, node: None }).await })?;
     show_one(format, &info)
 }
 
@@ -101,7 +104,7 @@ fn scrub_now(dir: &Path, id: Option<u32>, format: Format) -> Result<()> {
 }
 
 fn show_scrub(dir: &Path, id: Option<u32>, format: Format) -> Result<()> {
-    let mut drives = ask(dir, |client| async move { client.status().await })?.drives;
+    let mut drives = picture(dir)?.drives;
     drives.retain(|drive| id.is_none_or(|id| drive.id == id));
     print(format, &drives, |drives| scrub_table(drives).to_string())
 }

@@ -13,7 +13,7 @@ use posix::fuse::MountedFilesystem;
 
 use super::args::LimitArgs;
 use super::output::{Format, bytes, print, table};
-use super::{absolute, ask};
+use super::{absolute, ask, picture};
 
 pub(super) fn filesystem_table(filesystems: &[FilesystemInfo]) -> Table {
     let mut table = table(&[
@@ -127,12 +127,12 @@ pub(super) fn balance(dir: &Path, name: &str, request: SetBalance, format: Forma
 }
 
 pub(super) fn list(dir: &Path, format: Format) -> Result<()> {
-    let status = ask(dir, |client| async move { client.status().await })?;
+    let status = picture(dir)?;
     print(format, &status.filesystems, |filesystems| listing(filesystems))
 }
 
 pub(super) fn show(dir: &Path, name: &str, format: Format) -> Result<()> {
-    let status = ask(dir, |client| async move { client.status().await })?;
+    let status = picture(dir)?;
     match status.filesystems.iter().find(|filesystem| filesystem.name == name) {
         Some(info) => show_one(format, info),
         None => bail!("no such filesystem: name={name} (see `forebay fs list {}`)", dir.display()),

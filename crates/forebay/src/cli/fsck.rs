@@ -13,7 +13,7 @@ use meta::fsck::FsckProgress;
 use super::output::{Format, bytes, print};
 use super::progress::Progress;
 use super::{ask, env};
-use crate::node::{NodeDir, fsck_stopped};
+use crate::node::{NodeDir, fsck_stopped, is_locked};
 
 const FINDINGS: u8 = 1;
 const CANNOT_CHECK: u8 = 2;
@@ -21,7 +21,7 @@ const POLL: Duration = Duration::from_millis(100);
 
 pub(super) fn fsck(dir: &Path, format: Format) -> ExitCode {
     let node_dir = NodeDir::new(dir);
-    let checked = if super::start::is_locked(&node_dir) { running(dir) } else { stopped(&node_dir) };
+    let checked = if is_locked(&super::env(), &node_dir) { running(dir) } else { stopped(&node_dir) };
     let shown = checked.and_then(|filesystems| {
         print(format, &filesystems, |filesystems| filesystems.iter().map(text).collect())?;
         Ok(filesystems.iter().map(|filesystem| filesystem.findings_count).sum::<u64>())

@@ -7,7 +7,7 @@ use anyhow::Result;
 use serde::Serialize;
 
 use super::output::{Format, print, table};
-use super::{absolute, ask};
+use super::{absolute, ask, picture};
 
 /// A ledger and its copies.
 #[derive(Debug, Serialize)]
@@ -41,7 +41,7 @@ fn show(status: &NodeStatus, format: Format) -> Result<()> {
 }
 
 pub(super) fn list(dir: &Path, format: Format) -> Result<()> {
-    show(&ask(dir, |client| async move { client.status().await })?, format)
+    show(&picture(dir)?, format)
 }
 
 pub(super) fn add(dir: &Path, path: &Path, format: Format) -> Result<()> {

@@ -9,6 +9,7 @@ mod filesystem_groups;
 mod filesystems;
 mod fsck;
 mod meta;
+mod nodes;
 mod output;
 mod plan;
 mod progress;
@@ -45,6 +46,9 @@ fn run_command(command: Command) -> Result<()> {
     match command {
         Command::Fsck { .. } | Command::Status { .. } => unreachable!("they have exit statuses of their own"),
         Command::Start(args) => start::start(args),
+        Command::Join(args) => nodes::join(args),
+        Command::Node(command) => nodes::node(command),
+        Command::Token(command) => nodes::token(command),
         Command::Stop { dir, keep_mounts } => start::stop(&dir, keep_mounts),
         Command::Mount { dir, path, options, fs, json } => {
             filesystems::mount(&dir, path, options, &fs, json.into())
@@ -115,6 +119,15 @@ where
         }
         other => anyhow::Error::new(other),
     })
+}
+
+/// The picture of the cluster that the node in `dir` has.
+fn picture(dir: &Path) -> Result<admin::NodeStatus> {
+    let status = ask(dir, |client| async move { client.status().await })?;
+    match status.problems.first() {
+        Some(problem) if status.alone => anyhow::bail!("{problem}"),
+        _ => Ok(status),
+    }
 }
 
 fn env() -> Env {

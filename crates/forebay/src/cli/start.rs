@@ -1,14 +1,16 @@
 //! `start` and `stop`: the process of a node.
 
+use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
 use admin::NodeStatus;
 use anyhow::{Context, Result, bail};
-use base::env::{Caching, OpenMode, spawn_thread};
+use base::env::spawn_thread;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{
@@ -21,7 +23,8 @@ use super::args::StartArgs;
 use super::output::{Format, bytes, print};
 use super::{ask, env};
 use crate::log::{Log, Sink};
-use crate::node::{Mounts, Node, NodeDir, NodeFile, StartOptions, read_node_file};
+use crate::member::Member;
+use crate::node::{Mounts, Node, NodeDir, NodeFile, StartOptions, is_locked, read_node_file};
 use crate::watchdog::Watchdog;
 
 /// How long `stop` waits for the process to end.
@@ -54,6 +57,8 @@ fn options(args: &StartArgs) -> StartOptions {
         s3: args.s3.options(),
         memory_bytes: args.memory,
         trim: args.trim,
+        listen: args.address.address,
+        advertise: args.address.advertise.clone(),
     }
 }
 
@@ -61,13 +66,13 @@ fn options(args: &StartArgs) -> StartOptions {
 /// others.
 const ARENAS: &str = "2";
 
-/// Starts this program again as a detached process, and waits for its one line: ready, or an error.
-fn start_in_background(dir: &NodeDir, args: StartArgs) -> Result<()> {
-    let known_admin = env().files.exists(&dir.admin_credentials());
+/// Starts this program as a detached process with these arguments, and waits for its one line: ready, or an error. Returns what
+/// follows that.
+pub(super) fn in_background(dir: &NodeDir, args: impl IntoIterator<Item = OsString>) -> Result<String> {
     let program = std::env::current_exe().context("finding this program")?;
     let mut child = Command::new(program)
         .env("MALLOC_ARENA_MAX", ARENAS)
-        .args(std::env::args_os().skip(1))
+        .args(args)
         .arg("--background-child")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -86,8 +91,15 @@ fn start_in_background(dir: &NodeDir, args: StartArgs) -> Result<()> {
         }
         bail!("{text}");
     };
+    Ok(note.to_owned())
+}
+
+fn start_in_background(dir: &NodeDir, args: StartArgs) -> Result<()> {
+    let known_admin = env().files.exists(&dir.admin_credentials());
+    let is_member = Member::is_in(&env(), dir)?;
+    let note = in_background(dir, std::env::args_os().skip(1))?;
     let status = ask(dir.root(), |client| async move { client.status().await })?;
-    let new_key = if known_admin { String::new() } else { first_admin(dir)? };
+    let new_key = if known_admin || is_member { String::new() } else { first_admin(dir)? };
     print(Format::from(args.json), &status, |status| {
         let mounts = status.filesystems.iter().map(|filesystem| {
             let mount = filesystem.mount.as_deref().unwrap_or("not mounted");
@@ -104,7 +116,7 @@ fn start_in_background(dir: &NodeDir, args: StartArgs) -> Result<()> {
             "drives",
             status.drives.len(),
             dir.drives().display(),
-            if known_admin { String::new() } else { sizes(status) },
+            if new_key.is_empty() { String::new() } else { sizes(status) },
             if note.is_empty() { String::new() } else { format!("  {:<10} {note}\n", "") },
             "admin",
             dir.run().join("admin.sock").display(),
@@ -177,9 +189,39 @@ fn serve(dir: &NodeDir, args: StartArgs) -> Result<()> {
     result
 }
 
+/// A running node, of either kind.
+enum Running {
+    Node(Arc<Node>),
+    Member(Arc<Member>),
+}
+
+impl Running {
+    async fn start(dir: &NodeDir, options: StartOptions) -> Result<Self> {
+        match Member::is_in(&env(), dir)? {
+            true => Member::start(env(), dir.clone(), options).await.map(Self::Member),
+            false => Node::start(env(), dir.clone(), options).await.map(Self::Node),
+        }
+    }
+
+    /// What to tell about the drives that this start made.
+    fn note(&self) -> Option<&str> {
+        match self {
+            Self::Node(node) => node.note(),
+            Self::Member(_) => None,
+        }
+    }
+
+    async fn stop(&self, mounts: Mounts) -> Result<()> {
+        match self {
+            Self::Node(node) => node.stop(mounts).await,
+            Self::Member(member) => member.stop(mounts).await,
+        }
+    }
+}
+
 fn run(dir: &NodeDir, args: &StartArgs) -> Result<()> {
     raise_file_limit();
-    let known_admin = env().files.exists(&dir.admin_credentials());
+    let known_admin = env().files.exists(&dir.admin_credentials()) || Member::is_in(&env(), dir)?;
     // A thread begins with the CPUs of the one that started it, which may be bound to one.
     let cpus = rustix::thread::sched_getaffinity(None)?;
     let use_all = move || {
@@ -190,7 +232,7 @@ fn run(dir: &NodeDir, args: &StartArgs) -> Result<()> {
     let _watchdog = Watchdog::start(runtime.handle().clone());
     let mut asked = signals()?;
     runtime.block_on(async {
-        let node = Node::start(env(), dir.clone(), options(args)).await?;
+        let node = Running::start(dir, options(args)).await?;
         tracing::info!(dir = %dir.root().display(), "node serves");
         if args.background_child {
             println!("{READY} {}", node.note().unwrap_or_default());
@@ -254,7 +296,7 @@ pub(super) fn stop(dir: &Path, keep_mounts: bool) -> Result<()> {
     let root = dir.root().display();
     let node = read_node_file(&env(), &dir).as_ref().and_then(running);
     // A node that holds the lock now is not another process that was given the node's number after its end.
-    let Some(node) = node.filter(|_| is_locked(&dir)) else {
+    let Some(node) = node.filter(|_| is_locked(&env(), &dir)) else {
         bail!("no node runs in {root}");
     };
     let signal = if keep_mounts { Signal::USR1 } else { Signal::TERM };
@@ -293,10 +335,4 @@ fn ends_within(process: &OwnedFd, timeout: Duration) -> Result<bool> {
             Err(error) => return Err(error).context("cannot wait for the end of the node"),
         }
     }
-}
-
-/// Whether a process serves this directory: such a process holds the lock until it ends.
-pub(super) fn is_locked(dir: &NodeDir) -> bool {
-    let lock = env().files.open(&dir.lock(), OpenMode::Existing, Caching::Buffered);
-    lock.is_ok_and(|lock| lock.try_lock().is_err())
 }

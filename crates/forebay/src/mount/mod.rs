@@ -14,8 +14,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use base::SessionId;
 use base::env::{Caching, Env, File, OpenMode};
+use base::{NodeId, SessionId};
 use posix::fuse::{Transport, UnmountMode, forebay_mounts};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::mount::UnmountFlags;
@@ -23,10 +23,12 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
+use wire::cluster::NodeAddresses;
 
 use crate::node::NodeDir;
+use crate::remote::Memory;
 
-pub(crate) use serve::{StoreAccess, serve};
+pub(crate) use serve::serve;
 
 /// Begins the line that the process prints when it serves. Any other line is the reason why it does not.
 const READY: &str = "ready";
@@ -57,6 +59,19 @@ pub(crate) struct Spec {
     pub(crate) options: String,
     /// Limits of memory.
     pub(crate) memory: Memory,
+    /// The node that started the process, and where the others are.
+    pub(crate) home: Home,
+}
+
+/// The place of a mount in its cluster.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Home {
+    /// The node in this machine. It is reached by a socket.
+    pub(crate) node: NodeId,
+    /// The node that owns the filesystem's ledger.
+    pub(crate) owner: NodeId,
+    /// All nodes, with their addresses.
+    pub(crate) nodes: Vec<NodeAddresses>,
 }
 
 impl Spec {
@@ -64,15 +79,6 @@ impl Spec {
     fn source(&self) -> String {
         format!("{}#{}", self.dir.display(), self.filesystem)
     }
-}
-
-/// Limits of memory, in bytes, as those of a mount in the node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Memory {
-    pub(crate) dirty: u64,
-    pub(crate) map: u64,
-    pub(crate) fetched: u64,
-    pub(crate) returning: u64,
 }
 
 /// What the process tells about itself, in a file.

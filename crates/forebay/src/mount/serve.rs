@@ -1,67 +1,32 @@
 //! The process of a mount. It reaches the node's owner and drives by a socket, and waits while the node is away.
 
 use std::io::Write;
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use base::SessionId;
 use base::env::Env;
-use base::{FsError, SessionId};
-use client::{Client, ClientOptions, Limits, Peers, Reach, TierLink, Topology};
+use client::Client;
 use posix::fuse::{Mount, MountFlags, MountOptions, Transport, UnmountMode};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
-use tokio::net::{UnixListener, UnixStream};
+use tokio::net::UnixListener;
 use tokio::runtime::Handle;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::watch;
-use upkeep::{DamageKeeper, Pace, S3Store, StoreSettings};
-use wire::drive::DriveService;
-use wire::link::{Connection, Dial, Peer, PeerOptions, RemoteDrive, RemoteOwner, RemoteViews};
-use wire::meta::MetaService;
-use wire::store::{ObjectStore, StoreAddress};
-use wire::view::{FilesystemView, NEWS_WAIT_MAX, ViewReply, ViewRequest, ViewService};
 
 use super::{About, Answer, Ask, PATIENCE, Place, READY, Spec, take_lock};
 use crate::log::{Log, Sink};
-use crate::node::{CLIENTS_SOCKET, NodeDir};
+use crate::node::NodeDir;
+use crate::remote::{RemoteFilesystem, Routes, Wanted};
 
-/// Connections for data, beside the one for metadata.
-const DATA_CONNECTIONS: usize = 4;
-/// How long the node may take to tell of the filesystem.
-const FIRST_VIEW: Duration = Duration::from_secs(30);
-/// A drive is left out if the node does not tell its state by then.
-const FIRST_FACT: Duration = Duration::from_secs(5);
 /// Pause after writing out has failed.
 const SYNC_PAUSE: Duration = Duration::from_secs(1);
-/// Pause after a question for news that has no answer.
-const NEWS_PAUSE: Duration = Duration::from_secs(1);
 /// How often the process looks whether it was unmounted by hand.
 const LOOK: Duration = Duration::from_millis(200);
 /// How long the end of the session may take.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(8);
 /// Threads that continue requests which waited.
 const WORKERS: usize = 2;
-
-/// How to reach an object store: what a view carries as JSON.
-#[derive(Serialize, Deserialize)]
-pub(crate) struct StoreAccess {
-    address: StoreAddress,
-    secret_key: String,
-}
-
-impl StoreAccess {
-    pub(crate) fn to_json(settings: &StoreSettings) -> Result<Vec<u8>> {
-        let StoreSettings { address, secret_key } = settings.clone();
-        Ok(serde_json::to_vec(&Self { address, secret_key })?)
-    }
-
-    fn open(env: &Env, json: &[u8]) -> Result<Arc<S3Store>> {
-        let Self { address, secret_key } = serde_json::from_slice(json)?;
-        Ok(S3Store::new(env.clone(), StoreSettings { address, secret_key })?)
-    }
-}
 
 /// The program of the process. Prints one line: that it serves, or why not.
 pub(crate) fn serve(spec: &str) -> Result<()> {
@@ -96,31 +61,15 @@ fn run(spec: &str) -> Result<()> {
 }
 
 async fn mount(env: &Env, dir: &NodeDir, spec: &Spec) -> Result<()> {
-    let peer = Peer::new(PeerOptions {
-        env: env.clone(),
-        runtime: Handle::current(),
-        dial: dial(dir),
-        data_connections: DATA_CONNECTIONS,
-    });
-    let views = RemoteViews::new(&peer);
-    let first = tokio::time::timeout(FIRST_VIEW, first_view(&views, &spec.filesystem)).await;
-    let view = first.context("the node does not answer")??;
-    let (topology, told_topology) = watch::channel(topology_of(&peer, &view).await);
-    let (store, told_store) = watch::channel(store_of(env, &view));
-    let client = open_client(env, spec, &peer, &view, told_topology, told_store).await?;
-    let _damage = DamageKeeper::start(
-        env.clone(),
-        client.clone(),
-        Arc::new(Pace::new(env.clone())),
-        &Handle::current(),
-    );
-    let news = tokio::spawn(follow_news(
-        env.clone(),
-        peer.clone(),
-        spec.filesystem.clone(),
-        view,
-        Told { topology, store },
-    ));
+    let routes = Routes::beside(env, dir, spec.home.node)?;
+    routes.set_nodes(&spec.home.nodes);
+    let wanted =
+        Wanted { owner: spec.home.owner, name: spec.filesystem.clone(), memory: spec.memory, patience: None };
+    let filesystem = tokio::select! {
+        opened = RemoteFilesystem::open(env, &routes, wanted) => opened?,
+        () = forsaken() => anyhow::bail!("the node that started the mount is gone"),
+    };
+    let client = filesystem.client.clone();
     let flags: MountFlags = spec.options.parse()?;
     let options = MountOptions::new(&spec.path, spec.source(), flags);
     let listener = listen(dir, &Place { dir, id: spec.id })?;
@@ -134,16 +83,15 @@ async fn mount(env: &Env, dir: &NodeDir, spec: &Spec) -> Result<()> {
     if ended.is_err() {
         mounted.end().await.context("unmounting after an error")?;
     }
-    news.abort();
-    let closed = async {
-        // A node that has just come back is told first.
-        client.refresh_use().await?;
-        client.close().await
-    };
-    if tokio::time::timeout(CLOSE_PATIENCE, closed).await.is_err() {
-        tracing::warn!("the session ends by its silence: the node is away");
-    }
+    filesystem.close(CLOSE_PATIENCE).await;
     ended
+}
+
+/// Waits until nobody reads any more what this process prints.
+async fn forsaken() {
+    while is_awaited() {
+        tokio::time::sleep(LOOK).await;
+    }
 }
 
 /// Whether a process still reads what this one prints.
@@ -152,139 +100,6 @@ fn is_awaited() -> bool {
     let mut polled = [PollFd::new(&out, PollFlags::OUT)];
     let _ = poll(&mut polled, Some(&Timespec::default()));
     !polled[0].revents().intersects(PollFlags::ERR | PollFlags::HUP)
-}
-
-/// Connects to the node in a directory.
-fn dial(dir: &NodeDir) -> Dial {
-    let dir = dir.clone();
-    Arc::new(move || {
-        let socket = dir.socket_named(CLIENTS_SOCKET);
-        Box::pin(async move {
-            let stream = UnixStream::connect(socket.as_path()).await?;
-            Connection::local(stream.into_std()?)
-        })
-    })
-}
-
-async fn first_view(views: &RemoteViews, name: &str) -> Result<FilesystemView> {
-    loop {
-        let request = ViewRequest::Filesystem { name: name.to_owned(), known: 0, wait_ms: 0 };
-        match views.ask(request).await {
-            Ok(ViewReply::Filesystem(view)) => return Ok(*view),
-            Ok(ViewReply::Same) | Err(FsError::Disconnected) if is_awaited() => {
-                tokio::time::sleep(NEWS_PAUSE).await;
-            }
-            Ok(ViewReply::Same) => anyhow::bail!("the node that started the mount is gone"),
-            Err(error) => return Err(error).with_context(|| format!("asking for filesystem {name}")),
-        }
-    }
-}
-
-async fn topology_of(peer: &Arc<Peer>, view: &FilesystemView) -> Arc<Topology> {
-    let mut drives = Topology::default().drives;
-    for id in &view.drives {
-        // A drive that has gone since says nothing.
-        if let Ok(drive) = tokio::time::timeout(FIRST_FACT, RemoteDrive::new(peer, *id)).await {
-            drives.insert(*id, drive as Arc<dyn DriveService>);
-        }
-    }
-    Arc::new(Topology {
-        map: view.map.clone(),
-        drives,
-        groups: view.groups.clone(),
-        profile: view.write_profile,
-        narrow: view.narrow.clone(),
-        limits: Limits { provisioned_bytes: view.provisioned_bytes, ssd_bytes: view.ssd_bytes },
-    })
-}
-
-fn store_of(env: &Env, view: &FilesystemView) -> Option<Arc<dyn ObjectStore>> {
-    if view.store.is_empty() {
-        return None;
-    }
-    match StoreAccess::open(env, &view.store) {
-        Ok(store) => Some(store),
-        Err(error) => {
-            tracing::error!("the object store cannot be used: {error:#}");
-            None
-        }
-    }
-}
-
-async fn open_client(
-    env: &Env,
-    spec: &Spec,
-    peer: &Arc<Peer>,
-    view: &FilesystemView,
-    topology: watch::Receiver<Arc<Topology>>,
-    store: watch::Receiver<Option<Arc<dyn ObjectStore>>>,
-) -> Result<Client> {
-    let owner = RemoteOwner::new(peer, view.ledger);
-    let (publish, seat) = watch::channel(owner.clone() as Arc<dyn MetaService>);
-    tokio::spawn(follow_owner(peer.clone(), owner, view.ledger, publish));
-    let options = ClientOptions {
-        env: env.clone(),
-        runtime: Handle::current(),
-        ledger: view.ledger,
-        owner: seat,
-        topology,
-        profile: view.profile,
-        dirty_bytes_max: spec.memory.dirty,
-        map_bytes_max: spec.memory.map,
-        tier: TierLink {
-            cluster: view.cluster,
-            filesystem: view.id,
-            fetched_bytes_max: spec.memory.fetched,
-            returning_bytes_max: spec.memory.returning,
-            store,
-        },
-        peers: Peers::default(),
-        reach: Reach::hard(peer.contact()),
-    };
-    Client::open(options).await.context("registering with the owner of the ledger")
-}
-
-/// Tells the client of each opening of the ledger.
-async fn follow_owner(
-    peer: Arc<Peer>,
-    mut owner: Arc<RemoteOwner>,
-    ledger: base::LedgerId,
-    publish: watch::Sender<Arc<dyn MetaService>>,
-) {
-    while !publish.is_closed() {
-        owner.lost().await;
-        owner = RemoteOwner::new(&peer, ledger);
-        publish.send_replace(owner.clone());
-    }
-}
-
-/// What the client is told of the filesystem.
-struct Told {
-    topology: watch::Sender<Arc<Topology>>,
-    store: watch::Sender<Option<Arc<dyn ObjectStore>>>,
-}
-
-/// Publishes each later view.
-async fn follow_news(env: Env, peer: Arc<Peer>, name: String, mut view: FilesystemView, client: Told) {
-    let views = RemoteViews::new(&peer);
-    loop {
-        let wait_ms = NEWS_WAIT_MAX.as_millis() as u32;
-        let request = ViewRequest::Filesystem { name: name.clone(), known: view.number, wait_ms };
-        match views.ask(request).await {
-            Ok(ViewReply::Filesystem(news)) => {
-                if news.store != view.store {
-                    client.store.send_replace(store_of(&env, &news));
-                }
-                client.topology.send_replace(topology_of(&peer, &news).await);
-                view = *news;
-            }
-            Ok(ViewReply::Same) => {}
-            Err(error) => {
-                tracing::debug!(%error, "no news of the filesystem");
-                tokio::time::sleep(NEWS_PAUSE).await;
-            }
-        }
-    }
 }
 
 /// The mount while it serves.

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use base::env::Env;
-use base::{FsError, LedgerId};
+use base::{DriveId, FsError, LedgerId};
 use client::Client;
 use tokio::net::UnixListener;
 use tokio::runtime::Handle;
@@ -54,48 +54,56 @@ impl ViewService for Views {
 }
 
 /// The services, and the task that accepts connections.
-pub(super) struct Clients {
+pub(crate) struct Clients {
     server: Arc<Server>,
     views: Arc<Views>,
     accepting: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Clients {
-    pub(super) fn new(env: &Env) -> Self {
+    pub(crate) fn new(env: &Env) -> Self {
         let (server, views) = (Server::new(env, Services::default()), Arc::default());
         Self { server, views, accepting: Mutex::default() }
     }
 
-    /// Serves what the node has now.
-    pub(super) fn update(&self, state: &State) {
+    /// Serves what the node has now. Returns it.
+    pub(super) fn update(&self, state: &State) -> Services {
         let owners = state.filesystems.values().map(|entry| {
             let opened = entry.owner.stat().epoch;
             (entry.record.ledger, (opened, entry.owner.clone() as Arc<dyn MetaService>))
         });
-        let drives = state.drives.iter().filter_map(|(id, entry)| {
-            let service = entry.service.clone()?;
-            Some((*id, service as Arc<dyn DriveService>))
-        });
+        let drives: BTreeMap<DriveId, Arc<dyn DriveService>> = state
+            .drives
+            .iter()
+            .filter_map(|(id, entry)| Some((*id, entry.service.as_ref()?.local()?)))
+            .collect();
         let clients: HashMap<LedgerId, Client> =
             state.filesystems.values().map(|entry| (entry.record.ledger, entry.client.clone())).collect();
-        let note_use = move |ledger| {
+        let note_use: Arc<dyn Fn(LedgerId) + Send + Sync> = Arc::new(move |ledger| {
             if let Some(client) = clients.get(&ledger) {
                 client.note_use();
             }
-        };
+        });
         *self.views.all() =
             state.filesystems.iter().map(|(name, entry)| (name.clone(), entry.view.subscribe())).collect();
-        self.server.set_services(Services {
+        let services = Services {
             owners: owners.collect(),
-            note_use: Some(Arc::new(note_use)),
+            note_use: Some(note_use),
             views: Some(self.views.clone()),
-            drives: drives.collect(),
+            drives,
             ..Services::default()
-        });
+        };
+        self.server.set_services(services.clone());
+        services
+    }
+
+    /// Serves these from now on.
+    pub(crate) fn serve(&self, services: Services) {
+        self.server.set_services(services);
     }
 
     /// Begins to accept connections.
-    pub(super) fn listen(&self, dir: &NodeDir, runtime: &Handle) -> Result<()> {
+    pub(crate) fn listen(&self, dir: &NodeDir, runtime: &Handle) -> Result<()> {
         let socket = dir.socket_named(CLIENTS_SOCKET);
         let listening = || -> std::io::Result<UnixListener> {
             let listener = StdListener::bind(socket.as_path())?;
@@ -129,7 +137,7 @@ impl Clients {
     }
 
     /// Ends all connections. Clients wait for the next start.
-    pub(super) async fn stop(&self) {
+    pub(crate) async fn stop(&self) {
         let accepting = self.accepting.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(accepting) = accepting {
             accepting.abort();

@@ -1,22 +1,28 @@
 //! The node's drives: creating, opening, adding and failing them.
 
-use std::path::{Path, PathBuf};
+use std::ops::Deref;
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use admin::{DriveInfo, ScrubInfo, SpaceInfo};
 use anyhow::{Context, Result, bail};
 use base::env::{Caching, Env, OpenMode};
 use base::units::{GIB, MIB, format_size};
 use base::{ClusterId, DriveId, DriveUuid, NodeId};
-use control::{DriveRecord, ScrubRecord};
+use control::DriveRecord;
 use drive::{Drive, Existing, FormatOptions, OpenOptions, Preallocate, PreferIo};
 use layout::DriveState;
-use wire::drive::{DriveHealth, DriveMark, DriveService, DriveStat, IoPath};
+use wire::cluster::HostedDrive;
+use wire::drive::{AwayDrive, DriveHealth, DriveService, DriveStat, IoPath};
+use wire::link::RemoteDrive;
 
 use super::NodeDir;
+use super::local_drives::{LocalDrives, NO_PATH};
 use super::memory::DriveMemory;
 use super::settings::TrimChoice;
 use super::start::IoChoice;
+use crate::identity::OWNER;
 
 /// Default size of a drive file if there is room.
 const DEFAULT_BYTES: u64 = 10 * GIB;
@@ -26,45 +32,159 @@ const FREE_PART: u64 = 10;
 const METADATA_BYTES: u64 = 64 * MIB;
 /// A start says what it does with less free space than this.
 const PLENTY_BYTES: u64 = 20_000_000_000;
-/// The node of every drive, while there is only one.
-const FIRST_NODE: NodeId = NodeId(0);
+/// Attempts to open a drive that another process is still closing, and the pause between them.
+const RETURN_ATTEMPTS: u32 = 100;
+const RETURN_PAUSE: Duration = Duration::from_millis(50);
 /// The smallest useful drive.
 const BYTES_MIN: u64 = 64 * MIB;
 
+/// A drive that is in use: in this machine, or at another node.
+#[derive(Clone)]
+pub(crate) struct OpenDrive {
+    service: Arc<dyn DriveService>,
+    here: Option<Arc<Drive>>,
+    /// It was an older copy of itself when it was opened, and this is how far it said it was.
+    pub(super) older: Option<String>,
+    /// How often it had been opened then.
+    incarnation: u32,
+}
+
+impl OpenDrive {
+    fn here(drive: Arc<Drive>) -> Self {
+        let recovery = drive.recovery();
+        let older = recovery.has_gap.then(|| format!("{:?}", recovery.found));
+        Self { incarnation: drive.stat().mark.incarnation, service: drive.clone(), here: Some(drive), older }
+    }
+
+    /// A drive at another node, which says whether it is an older copy of itself.
+    pub(super) fn there(drive: Arc<RemoteDrive>, older: Option<String>) -> Self {
+        Self { incarnation: drive.stat().mark.incarnation, service: drive, here: None, older }
+    }
+
+    /// Its service.
+    pub(crate) fn service(&self) -> Arc<dyn DriveService> {
+        self.service.clone()
+    }
+
+    /// Its service, if it is in this machine.
+    pub(crate) fn local(&self) -> Option<Arc<dyn DriveService>> {
+        self.here.clone().map(|drive| drive as Arc<dyn DriveService>)
+    }
+
+    /// Whether it was opened anew since: it may be an older copy of itself now.
+    pub(super) fn is_another(&self) -> bool {
+        self.service.stat().mark.incarnation != self.incarnation
+    }
+}
+
+impl Deref for OpenDrive {
+    type Target = dyn DriveService;
+
+    fn deref(&self) -> &Self::Target {
+        &*self.service
+    }
+}
+
 /// A drive in the control ledger, with its service if it answers.
 #[derive(Clone)]
-pub(super) struct DriveEntry {
+pub(crate) struct DriveEntry {
     pub(super) record: DriveRecord,
-    pub(super) service: Option<Arc<Drive>>,
+    /// Where it is in its machine; `None` if that is not known.
+    pub(super) path: Option<PathBuf>,
+    pub(super) service: Option<OpenDrive>,
     /// Why the drive has no service.
     pub(super) problem: Option<String>,
+    /// The boot time before which no other attempt is made to use it.
+    pub(super) retry_ns: u64,
 }
 
 /// Settings for opening drives.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct DriveSettings {
-    pub(super) io: IoChoice,
-    pub(super) trim: TrimChoice,
-    pub(super) memory: DriveMemory,
+pub(crate) struct DriveSettings {
+    pub(crate) io: IoChoice,
+    pub(crate) trim: TrimChoice,
+    pub(crate) memory: DriveMemory,
 }
 
 /// The place of a new drive.
 #[derive(Debug, Clone)]
-pub(super) struct NewDrive {
+pub(crate) struct NewDrive {
     pub(super) path: PathBuf,
     /// Size of a file that is created; a device or an existing file has its own size.
     pub(super) size_bytes: Option<u64>,
     pub(super) existing: Existing,
-    pub(super) trim: TrimChoice,
+    pub(crate) trim: TrimChoice,
 }
 
 impl DriveEntry {
-    /// Opens a drive. A drive that cannot be opened stays in the list with the reason.
-    pub(super) fn open(env: &Env, cluster: ClusterId, record: DriveRecord, settings: DriveSettings) -> Self {
-        if matches!(record.state, DriveState::Failed | DriveState::Out) {
-            return Self { record, service: None, problem: None };
+    /// A drive that is not open.
+    pub(crate) fn closed(record: DriveRecord, path: Option<PathBuf>) -> Self {
+        Self { record, path, service: None, problem: None, retry_ns: 0 }
+    }
+
+    pub(crate) fn record(&self) -> &DriveRecord {
+        &self.record
+    }
+
+    pub(crate) fn set_record(&mut self, record: DriveRecord) {
+        self.record = record;
+    }
+
+    pub(crate) fn path(&self) -> Option<&PathBuf> {
+        self.path.as_ref()
+    }
+
+    pub(crate) fn problem(&self) -> Option<&str> {
+        self.problem.as_deref()
+    }
+
+    /// Its service, if it is open and in this machine.
+    pub(crate) fn local(&self) -> Option<Arc<dyn DriveService>> {
+        self.service.as_ref()?.local()
+    }
+
+    /// Its service. If it may come back from another node, one that is not reached.
+    pub(super) fn service_or_away(&self) -> Option<Arc<dyn DriveService>> {
+        let may_return = matches!(self.record.state, DriveState::Up | DriveState::Leaving);
+        match &self.service {
+            Some(open) => Some(open.service()),
+            None if self.record.node != OWNER && may_return => Some(Arc::new(AwayDrive(self.record.id))),
+            None => None,
         }
+    }
+
+    pub(crate) fn take_service(&mut self) -> Option<OpenDrive> {
+        self.service.take()
+    }
+
+    /// What the owner of the control ledger is told of it.
+    pub(crate) fn hosted(&self, drive: DriveId) -> HostedDrive {
+        HostedDrive {
+            drive,
+            path: self.path_text(),
+            problem: self.problem.clone(),
+            older: self.service.as_ref().and_then(|open| open.older.clone()),
+        }
+    }
+
+    /// Opens a drive of this machine. A drive that cannot be opened stays in the list with the reason.
+    pub(crate) fn open(
+        env: &Env,
+        cluster: ClusterId,
+        record: DriveRecord,
+        path: Option<PathBuf>,
+        settings: DriveSettings,
+    ) -> Self {
+        let closed = Self::closed(record, path);
+        let record = &closed.record;
+        if matches!(record.state, DriveState::Failed | DriveState::Out) {
+            return closed;
+        }
+        let Some(path) = &closed.path else {
+            return Self { problem: Some(NO_PATH.to_owned()), ..closed };
+        };
         let mut options = OpenOptions::new(cluster);
+        options.uuid = Some(record.uuid);
         options.mark = record.mark;
         options.io = match settings.io {
             IoChoice::Auto => PreferIo::Auto,
@@ -74,25 +194,19 @@ impl DriveEntry {
         options.sums_cache_bytes = settings.memory.sums_cache_bytes;
         options.queue_bytes = settings.memory.queue_bytes;
         options.batch_bytes = settings.memory.batch_bytes;
-        match Drive::open(env, record.id, Path::new(&record.path), &options) {
-            Ok(drive) if drive.stat().uuid == record.uuid => {
-                Self { record, service: Some(drive), problem: None }
-            }
-            Ok(drive) => {
-                let problem = format!("another drive is at {}: uuid={}", record.path, drive.stat().uuid);
-                Self { record, service: None, problem: Some(problem) }
-            }
+        match Drive::open(env, record.id, path, &options) {
+            Ok(drive) => Self { service: Some(OpenDrive::here(drive)), ..closed },
             Err(error) => {
                 // With its causes: an operator can act on the error of the system.
                 let error = format!("{:#}", anyhow::Error::new(error));
                 tracing::error!(drive = %record.id, error, "drive cannot be opened");
-                Self { record, service: None, problem: Some(error) }
+                Self { problem: Some(error), ..closed }
             }
         }
     }
 
-    pub(super) async fn close(self) -> Result<()> {
-        let Some(service) = self.service else { return Ok(()) };
+    pub(crate) async fn close(self) -> Result<()> {
+        let Some(service) = self.service.and_then(|open| open.here) else { return Ok(()) };
         if service.health() == DriveHealth::Failed {
             return Ok(());
         }
@@ -128,8 +242,13 @@ impl DriveEntry {
     }
 
     /// Whether the drive is only absent and has not failed: opening it again is enough.
-    pub(super) fn is_missing(&self) -> bool {
+    pub(crate) fn is_missing(&self) -> bool {
         self.state() == "missing"
+    }
+
+    /// Where it is, for people.
+    pub(super) fn path_text(&self) -> String {
+        self.path.as_ref().map_or_else(|| "-".to_owned(), |path| path.display().to_string())
     }
 
     pub(super) fn info(&self) -> DriveInfo {
@@ -150,7 +269,8 @@ impl DriveEntry {
         DriveInfo {
             id: self.record.id.0,
             uuid: self.record.uuid.to_string(),
-            path: self.record.path.clone(),
+            path: self.path_text(),
+            node: self.record.node.0,
             state: self.state().to_owned(),
             reason: self.problem.clone().or_else(|| stat.as_ref().and_then(why_not_well)),
             full: stat.as_ref().is_some_and(|stat| stat.full),
@@ -252,16 +372,67 @@ fn files_in(free: u64, count: u32, count_min: u32) -> Option<(u32, u64)> {
     Some((made, (part / u64::from(made)).clamp(BYTES_MIN, DEFAULT_BYTES) / MIB * MIB))
 }
 
-/// Formats new drives. If one fails, the files made so far are removed.
-pub(super) fn format_drives(
+/// Everything that is needed to make a drive in this machine.
+#[derive(Clone)]
+pub(crate) struct DriveMaker {
+    pub(crate) env: Env,
+    pub(crate) dir: NodeDir,
+    pub(crate) cluster: ClusterId,
+    pub(crate) node: NodeId,
+    pub(crate) settings: DriveSettings,
+    pub(crate) paths: Arc<LocalDrives>,
+}
+
+impl DriveMaker {
+    /// Formats a drive under a number that no other has, notes its path, and opens it. Without a path it is a file in the node's
+    /// directory.
+    pub(crate) async fn make(
+        &self,
+        id: DriveId,
+        path: Option<PathBuf>,
+        size_bytes: Option<u64>,
+    ) -> Result<DriveEntry> {
+        let maker = self.clone();
+        let make = move || {
+            let Self { env, dir, cluster, node, settings, paths } = maker;
+            let path = path.unwrap_or_else(|| dir.drives().join(format!("{id}.img")));
+            let size_bytes = size_bytes.filter(|_| !env.files.exists(&path));
+            let new = NewDrive { path, size_bytes, existing: Existing::Keep, trim: settings.trim };
+            let (record, path) = format_drives(&env, (cluster, node), id.0, &[new])?.remove(0);
+            paths.set([(record.uuid, path.clone())])?;
+            Ok(DriveEntry::open(&env, cluster, record, Some(path), settings))
+        };
+        tokio::task::spawn_blocking(make).await?
+    }
+
+    /// Opens a drive again. Requests under way on the old service keep the device open until they end.
+    pub(crate) async fn open_again(&self, record: DriveRecord, path: Option<PathBuf>) -> Result<DriveEntry> {
+        let mut attempt = 0;
+        loop {
+            let (env, cluster, record) = (self.env.clone(), self.cluster, record.clone());
+            let (path, settings) = (path.clone(), self.settings);
+            let open = move || DriveEntry::open(&env, cluster, record, path, settings);
+            let opened = tokio::task::spawn_blocking(open).await?;
+            attempt += 1;
+            let in_use = opened.problem.as_deref().is_some_and(|problem| problem.contains("in use"));
+            if !in_use || attempt == RETURN_ATTEMPTS {
+                return Ok(opened);
+            }
+            tokio::time::sleep(RETURN_PAUSE).await;
+        }
+    }
+}
+
+/// Formats new drives, and returns their records and paths. If one fails, the files made so far are removed.
+pub(crate) fn format_drives(
     env: &Env,
-    cluster: ClusterId,
+    (cluster, node): (ClusterId, NodeId),
     first_id: u32,
     new_drives: &[NewDrive],
-) -> Result<Vec<DriveRecord>> {
+) -> Result<Vec<(DriveRecord, PathBuf)>> {
     let mut records = Vec::new();
     for (id, new_drive) in (first_id..).zip(new_drives) {
-        match format_drive(env, cluster, DriveId(id), new_drive) {
+        match format_drive(env, (cluster, node), DriveId(id), new_drive) {
             Ok(record) => records.push(record),
             Err(error) => {
                 let made = new_drives.iter().take(records.len() + 1).filter(|made| made.size_bytes.is_some());
@@ -277,7 +448,12 @@ pub(super) fn format_drives(
     Ok(records)
 }
 
-fn format_drive(env: &Env, cluster: ClusterId, id: DriveId, new_drive: &NewDrive) -> Result<DriveRecord> {
+fn format_drive(
+    env: &Env,
+    (cluster, node): (ClusterId, NodeId),
+    id: DriveId,
+    new_drive: &NewDrive,
+) -> Result<(DriveRecord, PathBuf)> {
     let path = std::path::absolute(&new_drive.path).context("resolving the path of a drive")?;
     if path.starts_with("/dev") && !env.files.exists(&path) {
         bail!("no such device: path={}", path.display());
@@ -320,16 +496,7 @@ fn format_drive(env: &Env, cluster: ClusterId, id: DriveId, new_drive: &NewDrive
         },
     };
     Drive::format(env, &path, &options).map_err(anyhow::Error::new)?;
-    Ok(DriveRecord {
-        id,
-        uuid,
-        path: path.to_string_lossy().into_owned(),
-        node: FIRST_NODE,
-        capacity_bytes: size,
-        state: DriveState::Up,
-        scrub: ScrubRecord::default(),
-        mark: DriveMark::default(),
-    })
+    Ok((DriveRecord::new(id, uuid, node, size), path))
 }
 
 #[cfg(test)]

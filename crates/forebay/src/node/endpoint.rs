@@ -2,18 +2,18 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use base::env::Env;
 use client::Client;
 use rustix::process::{Resource, getrlimit};
-use s3::{Gate, GateOptions, Limits, ListenError, Server, TlsFiles};
+use s3::{Accounts, AuditLog, Gate, GateOptions, Limits, ListenError, Server, TlsFiles};
 use serde::{Deserialize, Serialize};
+use tokio::runtime::Handle;
 
-use super::{Node, State};
-
-/// The filesystem behind the endpoint.
-const FILESYSTEM: &str = "main";
+use super::{FIRST_FILESYSTEM, MemoryPlan, Node, NodeDir, State};
 
 /// The first port that a new node tries.
 const FIRST_PORT: u16 = 9000;
@@ -48,14 +48,17 @@ struct Settings {
 }
 
 /// A running endpoint.
-pub(super) struct Endpoint {
+pub(crate) struct Endpoint {
     server: Server,
     client: Client,
 }
 
 /// Listens on the first free port, and keeps that port for later starts. Binding decides who gets a port, so several
 /// nodes that start at once get different ones.
-async fn first_free<S>(settings: &mut Settings, start: impl AsyncFn(SocketAddr) -> Started<S>) -> Result<S> {
+async fn first_free<S, F>(settings: &mut Settings, start: impl Fn(SocketAddr) -> F) -> Result<S>
+where
+    F: Future<Output = Started<S>>,
+{
     settings.asked = true;
     for port in FIRST_PORT..u16::MAX {
         match start(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).await {
@@ -67,7 +70,10 @@ async fn first_free<S>(settings: &mut Settings, start: impl AsyncFn(SocketAddr) 
 }
 
 /// Listens on the last address.
-async fn again<S>(address: SocketAddr, start: impl AsyncFn(SocketAddr) -> Started<S>) -> Result<S> {
+async fn again<S, F>(address: SocketAddr, start: impl Fn(SocketAddr) -> F) -> Result<S>
+where
+    F: Future<Output = Started<S>>,
+{
     let patience = tokio::time::sleep(ADDRESS_PATIENCE);
     tokio::pin!(patience);
     loop {
@@ -92,40 +98,44 @@ async fn again<S>(address: SocketAddr, start: impl AsyncFn(SocketAddr) -> Starte
 
 type Started<S> = Result<S, ListenError>;
 
-impl Node {
-    /// Starts the endpoint.
-    pub(super) async fn start_s3(&self, options: &S3Options) -> Result<()> {
+/// What an endpoint needs of its node.
+pub(crate) struct EndpointParts {
+    pub(crate) env: Env,
+    pub(crate) dir: NodeDir,
+    pub(crate) runtime: Handle,
+    pub(crate) memory: MemoryPlan,
+    pub(crate) accounts: Arc<Accounts>,
+    pub(crate) audit: Arc<AuditLog>,
+}
+
+impl EndpointParts {
+    /// Starts the endpoint, unless it is off. `open` gives the client of its filesystem; `None`: there is no such filesystem.
+    pub(crate) async fn start(
+        &self,
+        options: &S3Options,
+        open: impl Future<Output = Result<Option<Client>>>,
+    ) -> Result<Option<Endpoint>> {
         let dir = self.dir.s3();
         self.env.files.create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
         rustix::fs::chmod(&dir, rustix::fs::Mode::RWXU)
             .with_context(|| format!("cannot protect {}", dir.display()))?;
-        let mut settings = self.s3_settings(options)?;
+        let mut settings = self.settings(options)?;
         if settings.off {
-            return self.write_s3_settings(&settings);
+            self.keep(&settings)?;
+            return Ok(None);
         }
-        let tls = self.s3_tls(&settings)?;
-        let client = {
-            let state: &State = &*self.state.lock().await;
-            let Some(entry) = state.filesystems.get(FILESYSTEM) else { return Ok(()) };
-            entry.open_client(&self.env, &self.runtime, &self.memory).await?
-        };
-        let gate = Gate::new(GateOptions {
-            env: self.env.clone(),
-            runtime: self.runtime.clone(),
-            client: client.clone(),
-            accounts: self.accounts.clone(),
-            audit: self.audit.clone(),
-            domains: settings.domains.clone(),
-            ahead_bytes: self.memory.s3_ahead_bytes,
-            requests_max: self.memory.s3_requests,
-            bodies_bytes: self.memory.s3_bodies_bytes,
-        });
+        let tls = self.tls(&settings)?;
+        let Some(client) = open.await? else { return Ok(None) };
+        let gate = self.gate(&client, &settings);
         let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         let connections_max =
             self.memory.s3_connections.min(usize::try_from(files / 2).unwrap_or(usize::MAX));
         let limits = Limits { connections_max, ..Limits::default() };
-        let start =
-            |address| Server::start(&self.runtime, address, gate.clone(), tls.clone(), limits.clone());
+        let start = |address| {
+            let (runtime, gate) = (self.runtime.clone(), gate.clone());
+            let (tls, limits) = (tls.clone(), limits.clone());
+            async move { Server::start(&runtime, address, gate, tls, limits).await }
+        };
         let server = match settings.listen {
             None => first_free(&mut settings, start).await,
             Some(address) if settings.asked => again(address, start).await,
@@ -142,13 +152,26 @@ impl Node {
             }
         };
         settings.listen = Some(server.address());
-        self.write_s3_settings(&settings)?;
-        *self.s3.lock().expect("no holder of this lock panics") = Some(Endpoint { server, client });
-        Ok(())
+        self.keep(&settings)?;
+        Ok(Some(Endpoint { server, client }))
+    }
+
+    fn gate(&self, client: &Client, settings: &Settings) -> Arc<Gate> {
+        Gate::new(GateOptions {
+            env: self.env.clone(),
+            runtime: self.runtime.clone(),
+            client: client.clone(),
+            accounts: self.accounts.clone(),
+            audit: self.audit.clone(),
+            domains: settings.domains.clone(),
+            ahead_bytes: self.memory.s3_ahead_bytes,
+            requests_max: self.memory.s3_requests,
+            bodies_bytes: self.memory.s3_bodies_bytes,
+        })
     }
 
     /// The last settings, changed by the options of this start.
-    fn s3_settings(&self, options: &S3Options) -> Result<Settings> {
+    fn settings(&self, options: &S3Options) -> Result<Settings> {
         let path = self.dir.s3().join("settings.json");
         let mut settings = if self.env.files.exists(&path) {
             let bytes =
@@ -173,13 +196,13 @@ impl Node {
         Ok(settings)
     }
 
-    fn write_s3_settings(&self, settings: &Settings) -> Result<()> {
+    fn keep(&self, settings: &Settings) -> Result<()> {
         let path = self.dir.s3().join("settings.json");
         let bytes = serde_json::to_vec_pretty(settings).context("encoding the settings of S3")?;
         self.env.files.write_atomic(&path, &bytes).with_context(|| format!("cannot write {}", path.display()))
     }
 
-    fn s3_tls(&self, settings: &Settings) -> Result<std::sync::Arc<s3::TlsConfig>> {
+    fn tls(&self, settings: &Settings) -> Result<Arc<s3::TlsConfig>> {
         let dir = self.dir.s3();
         let files = TlsFiles {
             certificate: settings.certificate.clone().unwrap_or_else(|| dir.join("cert.pem")),
@@ -195,27 +218,63 @@ impl Node {
         }
         Ok(files.load(&self.env)?)
     }
+}
+
+impl Endpoint {
+    /// Its URL.
+    pub(crate) fn url(&self) -> String {
+        format!("http://{}", self.server.address())
+    }
+
+    /// Ends all requests and makes their writes durable.
+    pub(crate) async fn stop(self) -> Result<()> {
+        let Self { server, client } = self;
+        server.stop().await;
+        // The client and the gate refer to each other.
+        client.set_invalidate(None);
+        client.close().await.context("writing out what came through S3")
+    }
+}
+
+impl Node {
+    /// Starts the endpoint.
+    pub(super) async fn start_s3(&self, options: &S3Options) -> Result<()> {
+        let parts = EndpointParts {
+            env: self.env.clone(),
+            dir: self.dir.clone(),
+            runtime: self.runtime.clone(),
+            memory: self.memory,
+            accounts: self.accounts.clone(),
+            audit: self.audit.clone(),
+        };
+        let open = async {
+            let state: &State = &*self.state.lock().await;
+            let Some(entry) = state.filesystems.get(FIRST_FILESYSTEM) else { return Ok(None) };
+            entry.open_client(&self.env, &self.runtime, &self.memory).await.map(Some)
+        };
+        let endpoint = parts.start(options, open).await?;
+        *self.s3.lock().expect("no holder of this lock panics") = endpoint;
+        Ok(())
+    }
 
     /// The filesystem behind the endpoint, and the bytes that its requests fetched from the object store.
     pub(super) fn s3_fetched(&self) -> (&'static str, u64) {
         let endpoint = self.s3.lock().expect("no holder of this lock panics");
-        (FILESYSTEM, endpoint.as_ref().map_or(0, |endpoint| endpoint.client.fetched_bytes()))
+        (FIRST_FILESYSTEM, endpoint.as_ref().map_or(0, |endpoint| endpoint.client.fetched_bytes()))
     }
 
     /// URL of the endpoint.
     pub(super) fn s3_url(&self) -> Option<String> {
-        let endpoint = self.s3.lock().expect("no holder of this lock panics");
-        endpoint.as_ref().map(|endpoint| format!("http://{}", endpoint.server.address()))
+        self.s3.lock().expect("no holder of this lock panics").as_ref().map(Endpoint::url)
     }
 
     /// Ends all requests and makes their writes durable.
     pub(super) async fn stop_s3(&self) -> Result<()> {
         let endpoint = self.s3.lock().expect("no holder of this lock panics").take();
-        let Some(Endpoint { server, client }) = endpoint else { return Ok(()) };
-        server.stop().await;
-        // The client and the gate refer to each other.
-        client.set_invalidate(None);
-        client.close().await.context("writing out what came through S3")
+        match endpoint {
+            Some(endpoint) => endpoint.stop().await,
+            None => Ok(()),
+        }
     }
 }
 
@@ -233,15 +292,15 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let taken = FIRST_PORT + 2;
-            let start = async |address: SocketAddr| {
+            let start = |address: SocketAddr| async move {
                 let in_use = std::io::Error::from(std::io::ErrorKind::AddrInUse);
                 if address.port() < taken { Err(ListenError::new(address, in_use)) } else { Ok(address) }
             };
             let mut settings = Settings::default();
             let address = first_free(&mut settings, start).await.unwrap();
             assert_eq!((address.port(), settings.asked), (taken, true));
-            let denied = async |address: SocketAddr| -> Started<()> {
-                Err(ListenError::new(address, std::io::ErrorKind::PermissionDenied.into()))
+            let denied = |address: SocketAddr| async move {
+                Started::<()>::Err(ListenError::new(address, std::io::ErrorKind::PermissionDenied.into()))
             };
             assert!(first_free(&mut settings, denied).await.is_err(), "other ports would not do either");
         });

@@ -342,7 +342,7 @@ impl Watch {
             let (Some(stat), Some(seen)) = (entry.stat_if_readable(), self.drives.get_mut(id)) else {
                 continue;
             };
-            happened.extend(seen.look_at_room(*id, &entry.record.path, &stat));
+            happened.extend(seen.look_at_room(*id, &entry.path_text(), &stat));
         }
         for (name, entry) in filesystems {
             let Some(seen) = self.filesystems.get_mut(name) else { continue };
@@ -391,7 +391,7 @@ fn drive_event(entry: &DriveEntry, before: Option<&str>, now: &'static str) -> O
         "out" if before != Some("leaving") => Severity::Warning,
         _ => Severity::Info,
     };
-    let path = &entry.record.path;
+    let path = entry.path_text();
     let problem = entry.problem.as_deref().map(|problem| format!(": {problem}")).unwrap_or_default();
     let text = match before {
         Some(before) if before == now => return None,

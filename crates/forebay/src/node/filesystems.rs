@@ -18,8 +18,10 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 use upkeep::{
     DamageKeeper, OrphanCollector, OrphanOptions, Pace, PackOptions, PackWait, Packer, Reclaimer, Repairer,
+    UsedGroups,
 };
-use wire::drive::DriveService;
+use wire::cluster::NodeAddresses;
+use wire::drive::DriveStat;
 use wire::meta::MetaService;
 use wire::position::Position;
 use wire::tier::TierStat;
@@ -35,12 +37,17 @@ use super::mounted::{Broken, Mounted};
 use super::plans::seen;
 use super::tiers::TierEntry;
 use super::{Mounts, NodeDir};
+use crate::identity::OWNER;
 use crate::mount::MountProcess;
 
 /// Limit of counting owed shards for `status`.
 const OWED_COUNTED_MAX: usize = 100_000;
+/// An extent that was placed earlier than this before a scan of the maps is in it, or never will be.
+const LATE_WRITES_NS: u64 = 60_000_000_000;
 /// How long a start waits for the paths of unreadable files.
 const DAMAGE_PATIENCE: Duration = Duration::from_secs(2);
+/// How long a request through S3 waits for drives whose machines are not reached.
+const S3_DRIVE_PATIENCE: Duration = Duration::from_secs(20);
 /// Deadline for writing out when the node stops.
 const CLOSE_DEADLINE: Duration = Duration::from_secs(8);
 
@@ -63,6 +70,8 @@ pub(super) struct FilesystemEntry {
     topology: watch::Sender<Arc<Topology>>,
     /// Profile and groups of new extents now.
     pub(super) write_set: WriteSet,
+    /// The boot time until which new extents could get groups that are not those of the profile.
+    pub(super) others_written_ns: u64,
     reclaimer: Reclaimer,
     pub(super) repairer: Repairer,
     pub(super) damage: DamageKeeper,
@@ -72,6 +81,8 @@ pub(super) struct FilesystemEntry {
     pub(super) tier: TierEntry,
     peers: Peers,
     pub(super) mount: Option<Mounted>,
+    /// Somebody unmounts it now.
+    pub(super) is_unmounting: bool,
     /// The mount, if its process has ended.
     pub(super) broken: Option<Broken>,
     /// What clients in other processes must know.
@@ -125,6 +136,8 @@ pub(super) struct NodeParts<'a> {
     pub(super) drives: &'a BTreeMap<DriveId, DriveEntry>,
     pub(super) knowledge: &'a Knowledge,
     pub(super) memory: &'a MemoryPlan,
+    /// The number of nodes in the cluster.
+    pub(super) nodes: usize,
 }
 
 /// The drives as clients see them.
@@ -134,10 +147,7 @@ fn topology(
     record: &FilesystemRecord,
     write_set: &WriteSet,
 ) -> Arc<Topology> {
-    let services = drives.iter().filter_map(|(id, entry)| {
-        let service = entry.service.clone()?;
-        Some((*id, service as Arc<dyn DriveService>))
-    });
+    let services = drives.iter().filter_map(|(id, entry)| Some((*id, entry.service_or_away()?)));
     let narrow = record.all_sets().filter(|(profile, _)| profile.k() < record.profile.k());
     Arc::new(Topology {
         map: map.clone(),
@@ -154,8 +164,11 @@ fn fill(view: &mut FilesystemView, record: &FilesystemRecord, topology: &Topolog
     let Topology { map, drives, groups, profile, narrow, limits } = topology;
     view.profile = record.profile;
     view.map = map.clone();
-    view.drives = drives.keys().copied().collect();
+    let (away, there): (Vec<DriveId>, Vec<DriveId>) =
+        drives.keys().copied().partition(|id| drives[id].stat() == DriveStat::unknown());
+    (view.drives, view.away) = (there, away);
     view.drives.sort_unstable();
+    view.away.sort_unstable();
     view.groups.clone_from(groups);
     view.write_profile = *profile;
     view.narrow.clone_from(narrow);
@@ -183,21 +196,24 @@ fn first_view(
         provisioned_bytes: None,
         ssd_bytes: None,
         store: Bytes::new(),
+        owner: OWNER,
+        nodes: Vec::new(),
+        away: Vec::new(),
     };
     fill(&mut view, record, topology);
     view
 }
 
-/// Opens a ledger. Sessions of an earlier run end, except those of a mount that has outlived it.
+/// Opens a ledger. Sessions of an earlier run end, except those of clients in other processes, if there may be some.
 async fn open_owner(
     parts: &NodeParts<'_>,
     ledger: LedgerId,
-    has_mount: bool,
+    has_others: bool,
 ) -> Result<(LedgerFiles, Arc<Owner>)> {
     let NodeParts { env, meta_dirs, knowledge, memory, .. } = *parts;
     let (owner_env, meta_dirs, evidence) = (env.clone(), meta_dirs.clone(), knowledge.of(ledger));
     let (cache_bytes, unstored_bytes_max) = (memory.store_cache_bytes, memory.unstored_bytes);
-    let earlier_sessions = if has_mount { EarlierSessions::ResumeElsewhere } else { EarlierSessions::End };
+    let earlier_sessions = if has_others { EarlierSessions::ResumeElsewhere } else { EarlierSessions::End };
     let open = move || -> Result<_> {
         let files = meta_dirs.open(ledger, cache_bytes)?;
         let options = OwnerOptions {
@@ -222,7 +238,8 @@ impl FilesystemEntry {
     pub(super) async fn open(parts: &NodeParts<'_>, record: FilesystemRecord) -> Result<Self> {
         let NodeParts { env, dir, cluster, runtime, pace, map, drives, memory, .. } = *parts;
         let process = MountProcess::find(env, dir, record.id);
-        let (files, owner) = open_owner(parts, record.ledger, process.is_some()).await?;
+        let has_others = process.is_some() || parts.nodes > 1;
+        let (files, owner) = open_owner(parts, record.ledger, has_others).await?;
         // A drive that is missing now may come back soon: narrower groups are planned later, if at all.
         let write_set = WriteSet { profile: record.profile, groups: record.groups.clone() };
         let (sender, receiver) = watch::channel(topology(map, drives, &record, &write_set));
@@ -240,14 +257,14 @@ impl FilesystemEntry {
             map_bytes_max: memory.map_bytes,
             tier: tier.link(),
             peers: peers.clone(),
-            reach: Reach::here(),
+            reach: Reach::here().waiting_for_drives(),
         };
         let client = Client::open(options).await.context("registering with the owner of the ledger")?;
         let reclaimer = Reclaimer::start(client.clone(), runtime);
         let repairer = Repairer::start(env.clone(), client.clone(), pace.clone(), runtime);
         let damage = DamageKeeper::start(env.clone(), client.clone(), pace.clone(), runtime);
         // The first `status` has the known damage. While the owner waits for sessions in other processes, it cannot tell.
-        if process.is_none() {
+        if !has_others {
             damage.known(DAMAGE_PATIENCE).await;
         }
         let (env, pace) = (env.clone(), pace.clone());
@@ -265,6 +282,7 @@ impl FilesystemEntry {
             client,
             topology: sender,
             write_set,
+            others_written_ns: parts.env.clock.boot_ns(),
             reclaimer,
             repairer,
             damage,
@@ -273,6 +291,7 @@ impl FilesystemEntry {
             tier,
             peers,
             mount: process.map(|process| Mounted::Elsewhere(Arc::new(process))),
+            is_unmounting: false,
             broken: None,
             view: watch::Sender::new(Arc::new(view)),
         })
@@ -296,15 +315,23 @@ impl FilesystemEntry {
             map_bytes_max: memory.map_bytes,
             tier: self.tier.link(),
             peers: self.peers.clone(),
-            reach: Reach::here(),
+            reach: Reach::here().waiting_for_drives_at_most(S3_DRIVE_PATIENCE),
         };
         Client::open(options).await.context("registering with the owner of the ledger")
     }
 
     /// Publishes changed drives or groups to the clients.
-    pub(super) fn update(&mut self, map: &ClusterMap, drives: &BTreeMap<DriveId, DriveEntry>) {
+    pub(super) fn update(
+        &mut self,
+        map: &ClusterMap,
+        drives: &BTreeMap<DriveId, DriveEntry>,
+        nodes: &[NodeAddresses],
+    ) {
         let topology = topology(map, drives, &self.record, &self.write_set);
-        self.change_view(|view| fill(view, &self.record, &topology));
+        self.change_view(|view| {
+            fill(view, &self.record, &topology);
+            view.nodes = nodes.to_vec();
+        });
         self.topology.send_replace(topology);
     }
 
@@ -373,7 +400,13 @@ impl FilesystemEntry {
             profile: self.record.profile.to_string(),
             write_profile: self.write_set.profile.to_string(),
             narrow_bytes: self.repairer.stat().narrow_bytes,
-            protection: protection(&self.record, cluster, drives, &owed_drives, damage.is_lost()),
+            protection: protection(
+                (&self.record, &self.in_use()),
+                cluster,
+                drives,
+                &owed_drives,
+                damage.is_lost(),
+            ),
             balancing: self.record.balancing,
             mount: self.mount_path().map(|path| path.display().to_string()),
             transport: self.mount_transport().map(str::to_owned),
@@ -407,6 +440,19 @@ impl FilesystemEntry {
             damage,
             tier: tier.as_ref().and_then(|tier| self.tier_info(tier)),
         }
+    }
+
+    /// Its record, with only those groups that have extents or may get some.
+    fn in_use(&self) -> FilesystemRecord {
+        let mut record = self.record.clone();
+        let used = self.packer.used_groups();
+        let used = used.filter(|used| used.began_ns > self.others_written_ns + LATE_WRITES_NS);
+        if let Some(UsedGroups { groups, .. }) = used {
+            for set in &mut record.sets {
+                set.groups.retain(|group| groups.contains(group));
+            }
+        }
+        record
     }
 
     fn pack_info(&self) -> PackInfo {
@@ -509,7 +555,7 @@ impl FilesystemEntry {
 /// Protection now: of reads, by the stored data; of writes, by the drives that are up, with narrower extents if
 /// necessary.
 fn protection(
-    record: &FilesystemRecord,
+    (record, in_use): (&FilesystemRecord, &FilesystemRecord),
     cluster: &Cluster,
     drives: &BTreeMap<DriveId, DriveEntry>,
     owed: &BTreeSet<DriveId>,
@@ -523,8 +569,8 @@ fn protection(
     let lacking: BTreeSet<DriveId> =
         drives.iter().filter(damaged).map(|(id, _)| *id).chain(owed.iter().copied()).collect();
     let reads = |level| {
-        let whole = cluster.reads_survive(record, &seen, owed, level);
-        cluster.reads_survive(record, &seen, &lacking, level).max(whole.min(0))
+        let whole = cluster.reads_survive(in_use, &seen, owed, level);
+        cluster.reads_survive(in_use, &seen, &lacking, level).max(whole.min(0))
     };
     let drives = match reads(FailureDomain::Drive) {
         losses @ 0.. if !is_lost => format!("survive {losses} drives"),

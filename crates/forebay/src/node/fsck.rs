@@ -1,13 +1,13 @@
 //! `fsck`: checks the filesystems of a running node, or of a stopped node in its directory.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use admin::{AdminError, FsckFilesystem, FsckFinding, FsckInfo};
 use anyhow::{Context, Result, bail};
 use base::env::{Caching, Env, OpenMode};
-use base::{DriveId, LedgerId};
+use base::{DriveId, DriveUuid, LedgerId};
 use control::{CONTROL_LEDGER, Cluster, Control, DriveRecord};
 use layout::{ClusterMap, DriveState};
 use meta::fsck::{Fsck, FsckProgress, FsckReport, Inventory};
@@ -18,6 +18,7 @@ use tokio::runtime::Handle;
 use wire::drive::{DriveService, ShardEntry, ShardKey};
 
 use super::ledgers::MetaDirs;
+use super::local_drives::{LocalDrives, NO_PATH};
 use super::{Node, NodeDir};
 
 /// Page cache of a store that is only read.
@@ -114,9 +115,17 @@ impl Inventory for Running {
 /// Drives of a stopped node.
 struct Stopped<'a> {
     env: &'a Env,
-    /// Drives that can be read; with their shards if those fit in memory.
-    drives: Vec<(&'a DriveRecord, Option<Vec<ShardEntry>>)>,
+    drives: Vec<StoppedDrive>,
     unreadable: Vec<UnreadableDrive>,
+}
+
+/// A drive that can be read.
+struct StoppedDrive {
+    id: DriveId,
+    uuid: DriveUuid,
+    path: PathBuf,
+    /// Its shards, if those fit in memory.
+    shards: Option<Vec<ShardEntry>>,
 }
 
 /// A drive whose shards count as missing.
@@ -133,19 +142,24 @@ pub(crate) struct StoppedCheck {
 }
 
 impl<'a> Stopped<'a> {
-    fn look(env: &'a Env, records: &'a [DriveRecord]) -> Self {
+    fn look(env: &'a Env, records: impl Iterator<Item = DriveRecord>, paths: &LocalDrives) -> Self {
         let (mut drives, mut unreadable, mut kept) = (Vec::new(), Vec::new(), 0);
         // A leaving drive is read until it is empty.
-        let serves = |record: &&DriveRecord| matches!(record.state, DriveState::Up | DriveState::Leaving);
-        for record in records.iter().filter(serves) {
-            match drive::inventory(env, Path::new(&record.path), record.uuid) {
+        let serves = |record: &DriveRecord| matches!(record.state, DriveState::Up | DriveState::Leaving);
+        for DriveRecord { id, uuid, .. } in records.filter(serves) {
+            let Some(path) = paths.path_of(uuid) else {
+                unreadable.push(UnreadableDrive { id, reason: NO_PATH.to_owned() });
+                continue;
+            };
+            match drive::inventory(env, &path, uuid) {
                 Ok(shards) => {
                     kept += shards.len();
-                    drives.push((record, (kept <= SHARDS_KEPT_MAX).then_some(shards)));
+                    let shards = (kept <= SHARDS_KEPT_MAX).then_some(shards);
+                    drives.push(StoppedDrive { id, uuid, path, shards });
                 }
                 Err(error) => {
                     let reason = format!("{:#}", anyhow::Error::new(error));
-                    unreadable.push(UnreadableDrive { id: record.id, reason });
+                    unreadable.push(UnreadableDrive { id, reason });
                 }
             }
         }
@@ -155,7 +169,7 @@ impl<'a> Stopped<'a> {
 
 impl Inventory for Stopped<'_> {
     fn drives(&self) -> Vec<DriveId> {
-        self.drives.iter().map(|(record, _)| record.id).collect()
+        self.drives.iter().map(|drive| drive.id).collect()
     }
 
     fn visit(
@@ -165,14 +179,13 @@ impl Inventory for Stopped<'_> {
         (from, to): (u64, u64),
         visit: &mut dyn FnMut(ShardEntry),
     ) -> Result<(), String> {
-        let found = self.drives.iter().find(|(record, _)| record.id == drive);
-        let (record, kept) = found.ok_or_else(|| "no such drive".to_owned())?;
+        let found = self.drives.iter().find(|found| found.id == drive);
+        let StoppedDrive { uuid, path, shards, .. } = found.ok_or_else(|| "no such drive".to_owned())?;
         let read;
-        let shards = match kept {
+        let shards = match shards {
             Some(shards) => shards,
             None => {
-                let path = Path::new(&record.path);
-                read = drive::inventory(self.env, path, record.uuid).map_err(|error| error.to_string())?;
+                read = drive::inventory(self.env, path, *uuid).map_err(|error| error.to_string())?;
                 &read
             }
         };
@@ -198,9 +211,10 @@ pub(crate) fn fsck_stopped(env: &Env, dir: &NodeDir, progress: &FsckProgress) ->
         let files = meta_dirs.open(ledger, CACHE_BYTES)?;
         Ok(Arc::new(runtime.block_on(Overlaid::replay(&*files.log, files.state))?))
     };
-    let cluster = Cluster::of(&Control::view_only(open(CONTROL_LEDGER)?).view()?)?;
-    let (map, records) = (cluster.map(), cluster.drives.into_values().collect::<Vec<_>>());
-    let inventory = Stopped::look(env, &records);
+    let view = Control::view_only(open(CONTROL_LEDGER)?).view()?;
+    let (cluster, paths) = (Cluster::of(&view)?, LocalDrives::load(env, dir, view.former_paths()?)?);
+    let map = cluster.map();
+    let inventory = Stopped::look(env, cluster.drives.into_values(), &paths);
     let mut filesystems = Vec::new();
     for filesystem in cluster.filesystems.into_values() {
         let name = &filesystem.name;
@@ -273,10 +287,11 @@ impl Node {
                 owner: entry.owner.clone(),
             })
             .collect();
-        let drives = state.drives.iter().filter(|(_, entry)| entry.is_up()).filter_map(|(id, entry)| {
-            let service = entry.service.clone()?;
-            Some((*id, service as Arc<dyn DriveService>))
-        });
+        let drives = state
+            .drives
+            .iter()
+            .filter(|(_, entry)| entry.is_up())
+            .filter_map(|(id, entry)| Some((*id, entry.service.as_ref()?.service())));
         let inventory = Running { runtime: self.runtime.clone(), drives: drives.collect() };
         let map = state.map.clone();
         drop(state);

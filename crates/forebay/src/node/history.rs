@@ -4,7 +4,6 @@
 //! progress of each drive. Both are compared before any of them is used, and updated at most every ten seconds.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::time::Duration;
 
 use admin::NodeStatus;
@@ -12,16 +11,16 @@ use anyhow::Result;
 use base::{DriveId, LedgerId};
 use client::Client;
 use control::{CONTROL_LEDGER, Control, ControlError, DriveRecord, Plan};
-use drive::Drive;
 use futures_util::future::join_all;
 use meta::history::{Evidence, Witness};
 use tokio::task::JoinHandle;
-use wire::drive::{DriveMark, DriveService};
+use wire::drive::DriveMark;
 use wire::event::Severity;
 use wire::position::{KnownLedger, Position};
 
-use super::drives::DriveEntry;
+use super::drives::{DriveEntry, OpenDrive};
 use super::events::Happened;
+use super::local_drives::LocalDrives;
 use super::{Node, State};
 
 /// Interval of updates to drives and to the control ledger.
@@ -81,15 +80,15 @@ struct Progress {
 }
 
 impl Progress {
-    fn of(id: DriveId, service: &Drive) -> Self {
-        let recovery = service.recovery();
-        let older = recovery.has_gap.then(|| format!("{:?}", recovery.found));
-        Self { id, mark: service.stat().mark, older }
+    /// That of a drive, unless it was opened anew since it was taken into use.
+    fn of(id: DriveId, drive: &OpenDrive) -> Option<Self> {
+        let mark = drive.stat().mark;
+        (!drive.is_another()).then(|| Self { id, mark, older: drive.older.clone() })
     }
 }
 
 /// The drives that have a service.
-pub(super) fn services(drives: &BTreeMap<DriveId, DriveEntry>) -> Vec<(DriveId, Arc<Drive>)> {
+pub(super) fn services(drives: &BTreeMap<DriveId, DriveEntry>) -> Vec<(DriveId, OpenDrive)> {
     drives.iter().filter_map(|(id, entry)| Some((*id, entry.service.clone()?))).collect()
 }
 
@@ -97,9 +96,10 @@ pub(super) fn services(drives: &BTreeMap<DriveId, DriveEntry>) -> Vec<(DriveId, 
 /// is read from them. Returns events.
 pub(super) async fn note_drives(
     control: &Control,
-    drives: &[(DriveId, Arc<Drive>)],
+    paths: &LocalDrives,
+    drives: &[(DriveId, OpenDrive)],
 ) -> Result<Vec<Happened>> {
-    let progress: Vec<Progress> = drives.iter().map(|(id, service)| Progress::of(*id, service)).collect();
+    let progress: Vec<Progress> = drives.iter().filter_map(|(id, drive)| Progress::of(*id, drive)).collect();
     let decide = |plan: &mut Plan| {
         let mut happened = Vec::new();
         for Progress { id, mark, older } in &progress {
@@ -108,12 +108,13 @@ pub(super) async fn note_drives(
                 plan.returned_with_gap(*id);
                 let text = "an older copy of the drive is in its place: what it lacks is found by comparing it with the others, \
                             and restored";
+                let path = paths.path_of(record.uuid).unwrap_or_default();
                 tracing::error!(drive = %id, found, noted = ?record.mark, text);
                 happened.push(Happened::new(
                     Severity::Error,
                     format!("drive {id}"),
                     "older copy",
-                    format!("{text}: path={}", record.path),
+                    format!("{text}: path={}", path.display()),
                 ));
             }
             if record.mark != *mark {
@@ -126,13 +127,13 @@ pub(super) async fn note_drives(
 }
 
 /// The drives that can be read.
-pub(super) fn readable(drives: &BTreeMap<DriveId, DriveEntry>) -> Vec<(DriveId, Arc<Drive>)> {
+pub(super) fn readable(drives: &BTreeMap<DriveId, DriveEntry>) -> Vec<(DriveId, OpenDrive)> {
     let readable = drives.iter().filter(|(_, entry)| entry.is_readable());
     readable.filter_map(|(id, entry)| Some((*id, entry.service.clone()?))).collect()
 }
 
 /// Sends these positions to all drives at once. A drive that misses the deadline keeps an older position.
-pub(super) async fn tell_drives(drives: Vec<(DriveId, Arc<Drive>)>, positions: &[Position], replace: bool) {
+pub(super) async fn tell_drives(drives: Vec<(DriveId, OpenDrive)>, positions: &[Position], replace: bool) {
     let keeps = drives.into_iter().map(|(id, service)| async move {
         let kept = service.keep_positions(positions.to_vec(), replace);
         if !matches!(tokio::time::timeout(DRIVE_TIMEOUT, kept).await, Ok(Ok(()))) {
@@ -143,7 +144,7 @@ pub(super) async fn tell_drives(drives: Vec<(DriveId, Arc<Drive>)>, positions: &
 }
 
 impl Node {
-    fn positions(&self, state: &State) -> Vec<Position> {
+    pub(super) fn positions(&self, state: &State) -> Vec<Position> {
         let filesystems = state.filesystems.values().filter_map(|entry| entry.position());
         self.control.history().position().into_iter().chain(filesystems).collect()
     }
@@ -241,7 +242,7 @@ impl Node {
             return Ok(Some(opened.problem.unwrap_or_default()));
         };
         // Without a durable record the drive must not be used.
-        let happened = match note_drives(&self.control, &[(id, service.clone())]).await {
+        let happened = match note_drives(&self.control, &self.local_drives, &[(id, service.clone())]).await {
             Ok(happened) => happened,
             Err(error) => {
                 self.note_problem(id, &format!("its mark cannot be written: {error:#}")).await;
@@ -268,7 +269,7 @@ impl Node {
         told.at_ns = now_ns;
         let before = self.control.history().position().map_or(0, |position| position.seq.0);
         let drives = services(&self.state.lock().await.drives);
-        note_drives(&self.control, &drives).await?;
+        note_drives(&self.control, &self.local_drives, &drives).await?;
         self.take_over().await?;
         let state = self.state.lock().await;
         // Changed marks alone are not sent: each send makes a new mark.

@@ -84,6 +84,7 @@ impl Node {
         problems.extend(stuck);
         let upkeep = self.upkeep_info();
         let status = NodeStatus {
+            alone: false,
             state: match problems.is_empty() {
                 _ if filesystems.iter().any(|filesystem| filesystem.damage.is_lost()) => "damaged",
                 true => "healthy",
@@ -211,9 +212,10 @@ impl Node {
             plan.next().filesystems.get(&id).cloned().context("it was just planned")
         };
         let record = self.plan(decide).await?;
-        let (map, drives, meta_dirs) = {
+        let (map, drives, meta_dirs, nodes) = {
             let state = self.state.lock().await;
-            (state.map.clone(), state.drives.clone(), state.meta_dirs.clone())
+            let State { map, drives, meta_dirs, cluster, .. } = &*state;
+            (map.clone(), drives.clone(), meta_dirs.clone(), cluster.nodes.len())
         };
         let knowledge = Knowledge::gather(&drives, false).await;
         let parts = NodeParts {
@@ -227,6 +229,7 @@ impl Node {
             drives: &drives,
             knowledge: &knowledge,
             memory: &self.memory,
+            nodes,
         };
         let mut entry = FilesystemEntry::open(&parts, record).await?;
         entry.tier.filesystem_group = group;
@@ -388,12 +391,15 @@ impl NodeControl for Node {
             let path = {
                 let mut state = self.state.lock().await;
                 let entry = state.filesystems.get_mut(&name).ok_or_else(|| no_filesystem(&name))?;
+                if entry.is_unmounting() {
+                    return Err(AdminError::conflict(format!("filesystem {name} is being unmounted")));
+                }
                 entry.unmount_leaving().await.map_err(failed)?;
                 if let Some(path) = entry.mount_path() {
                     let message = format!("filesystem {name} is mounted already: path={}", path.display());
                     return Err(AdminError::conflict(message));
                 }
-                let kept = entry.record.mount.clone().map(PathBuf::from);
+                let kept = self.local_mounts.of(entry.record.id).path.map(PathBuf::from);
                 request.path.map(PathBuf::from).or(kept).unwrap_or_else(|| self.dir.default_mount())
             };
             self.mount_and_remember(&name, path, request.options).await.map_err(failed)?;
@@ -404,19 +410,24 @@ impl NodeControl for Node {
 
     fn unmount(&self, name: String) -> BoxFuture<'_, Result<FilesystemInfo, AdminError>> {
         Box::pin(async move {
-            {
+            let (path, mut unmounting) = {
                 let mut state = self.state.lock().await;
                 let entry = state.filesystems.get_mut(&name).ok_or_else(|| no_filesystem(&name))?;
                 let Some(path) = entry.mount_path() else {
                     return Err(AdminError::conflict(format!("filesystem {name} is not mounted")));
                 };
-                entry.unmount(UnmountMode::IfIdle).await.map_err(|error| {
-                    let path = path.display();
-                    AdminError::conflict(format!(
-                        "cannot unmount {path}: {error:#}; close the files that are open on it"
-                    ))
-                })?;
+                (path, entry.begin_unmount())
+            };
+            let unmounted = unmounting.run(UnmountMode::IfIdle).await;
+            if let Some(entry) = self.state.lock().await.filesystems.get_mut(&name) {
+                entry.end_unmount(unmounting);
             }
+            unmounted.map_err(|error| {
+                let path = path.display();
+                AdminError::conflict(format!(
+                    "cannot unmount {path}: {error:#}; close the files that are open on it"
+                ))
+            })?;
             self.write_node_file().await.map_err(failed)?;
             self.filesystem_info(&name).await
         })

@@ -2,24 +2,18 @@
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::time::Duration;
 
 use admin::{AddDrive, AdminError, DriveInfo, FailDrive, RemoveDrive, ReplaceDrive};
 use anyhow::Result;
-use base::{DriveId, LedgerId, PgId};
+use base::{DriveId, LedgerId, NodeId, PgId};
 use control::{DriveRecord, FilesystemRecord, Plan};
-use drive::{Drive, Existing};
 use layout::DriveState;
-use wire::drive::{DriveHealth, DriveService};
+use wire::drive::DriveHealth;
 
-use super::drives::{DriveEntry, NewDrive, format_drives};
+use super::drives::{DriveEntry, DriveMaker, OpenDrive};
 use super::management::failed;
+use super::network::addresses_of;
 use super::{Node, State};
-
-/// Attempts to open a drive that another process is still closing, and the pause between them.
-const RETURN_ATTEMPTS: u32 = 100;
-const RETURN_PAUSE: Duration = Duration::from_millis(50);
 
 /// Shards of an inventory per request.
 const LIST_PAGE: usize = 16_384;
@@ -33,7 +27,7 @@ fn no_drive(id: DriveId) -> AdminError {
 }
 
 /// The groups of which a drive holds shards, with their ledgers.
-async fn groups_held(service: Option<Arc<Drive>>) -> Result<BTreeSet<(LedgerId, PgId)>> {
+async fn groups_held(service: Option<OpenDrive>) -> Result<BTreeSet<(LedgerId, PgId)>> {
     let mut held = BTreeSet::new();
     let Some(service) = service.filter(|service| service.health() == DriveHealth::Up) else {
         return Ok(held);
@@ -52,10 +46,13 @@ async fn groups_held(service: Option<Arc<Drive>>) -> Result<BTreeSet<(LedgerId, 
 impl Node {
     /// Publishes drives and groups to every client.
     pub(super) fn publish(&self, state: &mut State) {
+        let nodes = addresses_of(&state.cluster);
+        self.others.network.set_nodes(&nodes, &self.runtime);
         for entry in state.filesystems.values_mut() {
-            entry.update(&state.map, &state.drives);
+            entry.update(&state.map, &state.drives, &nodes);
         }
-        self.clients.update(state);
+        let services = self.clients.update(state);
+        self.others.serve(services);
         self.publish_scrub(state);
     }
 
@@ -86,25 +83,36 @@ impl Node {
         }
     }
 
-    /// Formats a drive, under a number that no other gets, and opens it.
-    async fn format_new(&self, path: Option<PathBuf>, size_bytes: Option<u64>) -> Result<DriveEntry> {
-        let id = self.plan(|plan| Ok(plan.next_drive())).await?;
+    fn drive_maker(&self) -> DriveMaker {
+        DriveMaker {
+            env: self.env.clone(),
+            dir: self.dir.clone(),
+            cluster: self.cluster,
+            node: self.others.network.here(),
+            settings: self.drive_settings,
+            paths: self.local_drives.clone(),
+        }
+    }
+
+    /// Formats a drive at a node, under a number that no other gets, and opens it.
+    async fn format_new(
+        &self,
+        node: NodeId,
+        path: Option<String>,
+        size_bytes: Option<u64>,
+    ) -> Result<DriveEntry> {
         let smallest = {
             let state = self.state.lock().await;
             let in_use = state.drives.values().filter(|entry| entry.record.state != DriveState::Out);
             in_use.map(|entry| entry.record.capacity_bytes).min()
         };
-        let path = path.unwrap_or_else(|| self.dir.drives().join(format!("{id}.img")));
-        let is_file = !self.env.files.exists(&path);
-        let size_bytes = if is_file { size_bytes.or(smallest) } else { None };
-        let new_drive =
-            NewDrive { path, size_bytes, existing: Existing::Keep, trim: self.drive_settings.trim };
-        let (env, cluster, settings) = (self.env.clone(), self.cluster, self.drive_settings);
-        let format = move || {
-            let record = format_drives(&env, cluster, id.0, &[new_drive])?.remove(0);
-            Ok(DriveEntry::open(&env, cluster, record, settings))
-        };
-        tokio::task::spawn_blocking(format).await?
+        let size_bytes = size_bytes.or(smallest);
+        let id = self.plan(|plan| Ok(plan.next_drive())).await?;
+        if node == self.others.network.here() {
+            self.drive_maker().make(id, path.map(PathBuf::from), size_bytes).await
+        } else {
+            self.format_elsewhere(node, id, path, size_bytes).await
+        }
     }
 
     /// Takes a new drive into use with a plan. It is there before the plan, so that nobody finds it missing.
@@ -118,6 +126,9 @@ impl Node {
         if let Err(error) = self.plan(|plan| decide(plan, &record)).await {
             let unused = self.state.lock().await.drives.remove(&record.id);
             tokio::task::spawn_blocking(move || drop(unused)).await?;
+            if record.node != self.others.network.here() {
+                self.close_elsewhere(record.node, record.id).await;
+            }
             return Err(error);
         }
         self.publish(&mut *self.state.lock().await);
@@ -127,7 +138,8 @@ impl Node {
 
     pub(super) async fn add_drive_now(&self, request: AddDrive) -> Result<DriveInfo> {
         let _one_at_a_time = self.drives_lock.lock().await;
-        let entry = self.format_new(request.path.map(PathBuf::from), request.size_bytes).await?;
+        let node = request.node.map_or(self.others.network.here(), NodeId);
+        let entry = self.format_new(node, request.path, request.size_bytes).await?;
         let (seen, seed) = (self.state.lock().await.seen(), self.env.random.next_u64());
         self.take_in(entry, |plan, record| Ok(plan.add_drive(record.clone(), &seen, seed)?)).await
     }
@@ -260,19 +272,19 @@ impl Node {
     ) -> Result<DriveInfo, AdminError> {
         let _one_at_a_time = self.drives_lock.lock().await;
         self.tell().await;
-        let (alive, capacity_bytes) = {
+        let (alive, capacity_bytes, node) = {
             let state = self.state.lock().await;
             let entry = state.drives.get(&id).ok_or_else(|| no_drive(id))?;
             if !state.cluster.groups.values().any(|group| group.members.contains(&id)) {
                 return Err(conflict(format!("drive holds no position that another could take: id={id}")));
             }
-            (entry.is_readable(), entry.record.capacity_bytes)
+            (entry.is_readable(), entry.record.capacity_bytes, entry.record.node)
         };
         if !alive && !request.force {
             self.check_expendable(id).await?;
         }
         let size_bytes = request.size_bytes.or(Some(capacity_bytes));
-        let new = self.format_new(Some(PathBuf::from(request.path)), size_bytes).await.map_err(failed)?;
+        let new = self.format_new(node, Some(request.path), size_bytes).await.map_err(failed)?;
         let why = format!("replaced by drive {}", new.record.id);
         let seen = self.state.lock().await.seen();
         let replace = |plan: &mut Plan, new: &DriveRecord| {
@@ -303,17 +315,22 @@ impl Node {
             }
             let health = entry.service.as_ref().map(|service| service.health());
             let anew = (health != Some(DriveHealth::Up)).then(|| {
-                (entry.service.take(), DriveRecord { state: DriveState::Up, ..entry.record.clone() })
+                let record = DriveRecord { state: DriveState::Up, ..entry.record.clone() };
+                (entry.service.take(), record, entry.path.clone())
             });
             if anew.is_some() {
                 self.publish(&mut state);
             }
             anew
         };
-        if let Some((old, record)) = anew {
+        if let Some((old, record, path)) = anew {
             // Its thread may take a moment to end.
             tokio::task::spawn_blocking(move || drop(old)).await.map_err(AdminError::failed)?;
-            let opened = self.open_again(record).await.map_err(failed)?;
+            let opened = match record.node == self.others.network.here() {
+                true => self.drive_maker().open_again(record, path).await,
+                false => self.reopen_elsewhere(record).await,
+            };
+            let opened = opened.map_err(failed)?;
             if let Some(problem) = self.admit(opened).await.map_err(failed)? {
                 return Err(conflict(format!("drive cannot be used: id={id}: {problem}")));
             }
@@ -322,22 +339,5 @@ impl Node {
         self.publish(&mut *self.state.lock().await);
         self.tell().await;
         self.drive_info_of(id).await.map_err(failed)
-    }
-
-    async fn open_again(&self, record: DriveRecord) -> Result<DriveEntry> {
-        let mut attempt = 0;
-        loop {
-            let (env, cluster, record) = (self.env.clone(), self.cluster, record.clone());
-            let settings = self.drive_settings;
-            let open = move || DriveEntry::open(&env, cluster, record, settings);
-            let opened = tokio::task::spawn_blocking(open).await?;
-            attempt += 1;
-            // Requests under way on the old service keep the device open until they end.
-            let in_use = opened.problem.as_deref().is_some_and(|problem| problem.contains("in use"));
-            if !in_use || attempt == RETURN_ATTEMPTS {
-                return Ok(opened);
-            }
-            tokio::time::sleep(RETURN_PAUSE).await;
-        }
     }
 }

@@ -97,7 +97,7 @@ impl MemoryPlan {
 }
 
 /// The budget: the requested size, checked against the machine, or the default.
-pub(super) fn budget(env: &Env, asked_bytes: Option<u64>) -> Result<u64> {
+pub(crate) fn budget(env: &Env, asked_bytes: Option<u64>) -> Result<u64> {
     choose_budget(machine_bytes(env), asked_bytes)
 }
 

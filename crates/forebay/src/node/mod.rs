@@ -3,6 +3,7 @@
 mod clients;
 mod damage;
 mod drives;
+mod elsewhere;
 mod endpoint;
 mod events;
 mod filesystem_groups;
@@ -12,12 +13,17 @@ mod fsck;
 mod history;
 mod ledgers;
 mod limits;
+mod local_drives;
+mod local_file;
+mod local_mounts;
 mod management;
 mod members;
 mod memory;
 mod monitor;
 mod mounted;
+mod network;
 mod node_file;
+mod others;
 mod paths;
 mod plans;
 mod problems;
@@ -48,21 +54,29 @@ use tokio::task::JoinHandle;
 use upkeep::{Pace, ScrubTargets, Scrubber};
 use wire::meta::MetaService;
 
-use drives::{DriveEntry, DriveSettings};
 use events::Watch;
 use filesystems::FilesystemEntry;
 use history::{note_drives, readable, services, tell_drives};
 use ledgers::{LedgerFiles, MetaDirs};
-use memory::MemoryPlan;
+use others::Others;
 
-pub(crate) use clients::CLIENTS_SOCKET;
-pub(crate) use endpoint::S3Options;
+pub(crate) use clients::{CLIENTS_SOCKET, Clients};
+pub(crate) use drives::{DriveEntry, DriveMaker, DriveSettings};
+pub(crate) use endpoint::{Endpoint, EndpointParts, S3Options};
 pub(crate) use fsck::fsck_stopped;
+pub(crate) use local_drives::LocalDrives;
+pub(crate) use local_mounts::{LocalMounts, MountPlace};
 pub(crate) use management::read_node_file;
+pub(crate) use memory::{MemoryPlan, budget as memory_budget};
+pub(crate) use network::{Network, PORT, addresses_of};
 pub(crate) use node_file::{Addresses, NodeFile};
 pub(crate) use paths::NodeDir;
 pub(crate) use settings::TrimChoice;
-pub(crate) use start::{IoChoice, StartOptions};
+pub(crate) use start::{
+    FIRST_FILESYSTEM, IoChoice, StartOptions, is_locked, kept_settings, note_named, prepare_dir,
+    remove_leftovers,
+};
+pub(crate) use users::{account_set, load_node_key};
 
 /// What becomes of mounts in processes of their own when a node stops.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,6 +97,12 @@ pub(crate) struct Node {
     control: Control,
     control_files: LedgerFiles,
     accounts: Arc<Accounts>,
+    /// Where the drives of this machine are.
+    local_drives: Arc<LocalDrives>,
+    /// Other nodes: the ways to them, and what they may ask.
+    others: Others,
+    /// Where this machine mounts filesystems.
+    local_mounts: LocalMounts,
     /// Serializes orders about drives.
     drives_lock: Mutex<()>,
     /// Serializes changes of users.
@@ -104,6 +124,8 @@ pub(crate) struct Node {
     pace: Arc<Pace>,
     scrubber: std::sync::Mutex<Option<Scrubber>>,
     scrub_targets: watch::Sender<ScrubTargets>,
+    /// The operator goes on with this metadata, also if drives know newer one.
+    accepts_older: bool,
     /// How long a drive may be away before others take over its positions.
     out_after: Duration,
     monitor: std::sync::Mutex<Option<JoinHandle<()>>>,
@@ -148,6 +170,7 @@ impl Node {
             // The monitor ends after its current step; a panic would have ended the process.
             let _ = monitor.await;
         }
+        self.others.stop_answering().await;
         let mut result = self.stop_s3().await;
         if mounts == Mounts::Keep {
             self.clients.stop().await;
@@ -171,12 +194,13 @@ impl Node {
         self.clients.stop().await;
         positions.extend(self.control.history().position());
         tell_drives(readable(&state.drives), &positions, false).await;
-        let noted = note_drives(&self.control, &services(&state.drives)).await;
+        let noted = note_drives(&self.control, &self.local_drives, &services(&state.drives)).await;
         result = result.and(noted.map(drop).context("noting how far the drives have come"));
         for (id, entry) in std::mem::take(&mut state.drives) {
             let closed = entry.close().await.with_context(|| format!("closing drive {id}"));
             result = result.and(closed);
         }
+        self.others.end();
         let audit = self.audit.clone();
         let stopped = tokio::task::spawn_blocking(move || audit.stop()).await;
         result = result.and(stopped.context("ending the audit log"));

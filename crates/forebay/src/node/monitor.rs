@@ -9,7 +9,7 @@ use std::sync::Weak;
 use std::time::Duration;
 
 use anyhow::Result;
-use base::DriveId;
+use base::{DriveId, PgId};
 use control::{Balancing, FilesystemRecord, Owed, Patience, Plan, WriteSet};
 use layout::{DriveState, PlacementGroup};
 use tokio::sync::watch;
@@ -90,6 +90,7 @@ impl Node {
         let _ = self.control.catch_up().await;
         self.take_over().await?;
         self.reopen_missing(seen).await?;
+        self.follow_drives_elsewhere().await?;
         let now = self.env.clock.boot_ns();
         if seen.look(&self.state.lock().await.drives, now) {
             self.publish(&mut *self.state.lock().await);
@@ -102,6 +103,7 @@ impl Node {
         self.finish_detached().await?;
         self.revive_mounts(&mut *self.state.lock().await).await;
         self.keep_history(&mut seen.told, now).await?;
+        self.others.renew(&self.env, &self.dir, &self.control).await?;
         if now.saturating_sub(seen.marked_ns) >= MARK_EVERY_NS {
             seen.marked_ns = now;
             let kept = tokio::time::timeout(OWNER_PATIENCE, self.keep_scrub_marks()).await;
@@ -118,19 +120,22 @@ impl Node {
         let now = self.env.clock.boot_ns();
         let missing: Vec<_> = {
             let state = self.state.lock().await;
-            let missing = state.drives.values().filter(|entry| entry.is_missing());
-            missing.map(|entry| entry.record.clone()).collect()
+            let here = self.others.network.here();
+            let missing =
+                state.drives.values().filter(|entry| entry.is_missing() && entry.record.node == here);
+            missing.map(|entry| (entry.record.clone(), entry.path.clone())).collect()
         };
-        seen.reopen.retain(|id, _| missing.iter().any(|record| record.id == *id));
-        for record in missing {
+        seen.reopen.retain(|id, _| missing.iter().any(|(record, _)| record.id == *id));
+        for (record, path) in missing {
             let id = record.id;
             let (due_ns, pause_ns) = seen.reopen.entry(id).or_insert((0, REOPEN_NS));
-            if now < *due_ns || !self.env.files.exists(record.path.as_ref()) {
+            let is_there = path.as_ref().is_some_and(|path| self.env.files.exists(path));
+            if now < *due_ns || !is_there {
                 continue;
             }
             (*due_ns, *pause_ns) = (now + *pause_ns, (*pause_ns * 2).min(REOPEN_NS_MAX));
             let (env, cluster, settings) = (self.env.clone(), self.cluster, self.drive_settings);
-            let open = move || DriveEntry::open(&env, cluster, record, settings);
+            let open = move || DriveEntry::open(&env, cluster, record, path, settings);
             let opened = tokio::task::spawn_blocking(open).await?;
             // The record may have changed while the drive was opened.
             let is_missing = self.state.lock().await.drives.get(&id).is_some_and(DriveEntry::is_missing);
@@ -249,6 +254,10 @@ impl Node {
         let mut changed = false;
         for entry in state.filesystems.values_mut() {
             let Some((_, next)) = sets.iter().find(|(id, _)| *id == entry.record.id) else { continue };
+            let is_of_profile = |group: &PgId| entry.record.groups.contains(group);
+            if *next != entry.write_set || !next.groups.iter().all(is_of_profile) {
+                entry.others_written_ns = self.env.clock.boot_ns();
+            }
             if *next != entry.write_set {
                 let (name, profile) = (&entry.record.name, next.profile);
                 tracing::info!(filesystem = %name, %profile, groups = next.groups.len(), "new extents go elsewhere");

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use base::env::Env;
+use client::Client;
 use posix::fuse::{Mount, MountFlags, MountOptions, Process, Transport, UnmountMode};
 use tokio::runtime::Handle;
 use wire::meta::{MetaRequest, MetaService, RequestId};
@@ -13,7 +14,9 @@ use wire::meta::{MetaRequest, MetaService, RequestId};
 use super::filesystems::FilesystemEntry;
 use super::memory::MemoryPlan;
 use super::{Node, NodeDir, State};
-use crate::mount::{Memory, MountProcess, Spec};
+use crate::identity::OWNER;
+use crate::mount::{Home, MountProcess, Spec};
+use crate::remote::Memory;
 
 /// How long a mount that was removed by hand may take to end.
 const LEAVING_PATIENCE: Duration = Duration::from_secs(3);
@@ -85,7 +88,8 @@ impl Node {
     pub(super) async fn revive_mounts(&self, state: &mut State) {
         for entry in state.filesystems.values_mut() {
             let node = (&self.env, &self.dir, &self.runtime);
-            if let Err(error) = entry.revive_mount(node, &self.memory).await {
+            let options = self.local_mounts.of(entry.record.id).options;
+            if let Err(error) = entry.revive_mount(node, &options, &self.memory).await {
                 tracing::error!(filesystem = %entry.record.name, error = %format!("{error:#}"), "cannot mount again, trying again");
             }
         }
@@ -138,12 +142,8 @@ impl FilesystemEntry {
                     filesystem: self.record.name.clone(),
                     path: path.to_owned(),
                     options: options.to_owned(),
-                    memory: Memory {
-                        dirty: memory.dirty_bytes,
-                        map: memory.map_bytes,
-                        fetched: memory.fetched_bytes,
-                        returning: memory.returning_bytes,
-                    },
+                    memory: Memory::from(memory),
+                    home: Home { node: OWNER, owner: OWNER, nodes: self.view.borrow().nodes.clone() },
                 };
                 let env = env.clone();
                 let process = tokio::task::spawn_blocking(move || MountProcess::start(&env, &spec));
@@ -171,6 +171,7 @@ impl FilesystemEntry {
     pub(super) async fn revive_mount(
         &mut self,
         node: (&Env, &NodeDir, &Handle),
+        options: &str,
         memory: &MemoryPlan,
     ) -> Result<()> {
         if let Some(Mounted::Elsewhere(process)) = &self.mount
@@ -191,14 +192,20 @@ impl FilesystemEntry {
             return Ok(());
         }
         broken.tried = Some(tokio::time::Instant::now());
-        let (path, options) = (broken.path.clone(), self.record.mount_options.clone());
-        self.mount(node, &path, &options, memory).await
+        let path = broken.path.clone();
+        self.mount(node, &path, options, memory).await
     }
 
-    /// Readies the mount that an earlier run of the node left. Returns whether it stays, at this place and with these options.
-    pub(super) async fn keeps_mount(&mut self, path: &Path, options: Option<&str>) -> Result<bool> {
+    /// Readies the mount that an earlier run of the node left, which has the options `before`. Returns whether it stays, at this
+    /// place and with these options.
+    pub(super) async fn keeps_mount(
+        &mut self,
+        path: &Path,
+        options: Option<&str>,
+        before: &str,
+    ) -> Result<bool> {
         let flags = |options: &str| options.parse::<MountFlags>().ok();
-        let is_same = options.is_none_or(|options| flags(options) == flags(&self.record.mount_options));
+        let is_same = options.is_none_or(|options| flags(options) == flags(before));
         let is_whole = self.mount.as_ref().is_some_and(|mount| mount.is_alive() && !mount.is_leaving());
         if is_whole && is_same && self.mount_path().as_deref() == Some(path) {
             return Ok(true);
@@ -214,8 +221,41 @@ impl FilesystemEntry {
         }
     }
 
-    pub(super) async fn unmount(&mut self, mode: UnmountMode) -> Result<()> {
+    /// Begins to unmount. Nobody else mounts or unmounts until [`FilesystemEntry::end_unmount`].
+    pub(super) fn begin_unmount(&mut self) -> Unmounting {
         self.broken = None;
+        self.is_unmounting = true;
+        Unmounting { mount: self.mount.take(), client: self.client.clone() }
+    }
+
+    /// Takes back what is left after an attempt to unmount.
+    pub(super) fn end_unmount(&mut self, unmounting: Unmounting) {
+        self.mount = unmounting.mount;
+        self.is_unmounting = false;
+    }
+
+    /// Whether somebody unmounts it now.
+    pub(super) fn is_unmounting(&self) -> bool {
+        self.is_unmounting
+    }
+
+    pub(super) async fn unmount(&mut self, mode: UnmountMode) -> Result<()> {
+        let mut unmounting = self.begin_unmount();
+        let result = unmounting.run(mode).await;
+        self.end_unmount(unmounting);
+        result
+    }
+}
+
+/// A mount on its way out.
+pub(super) struct Unmounting {
+    mount: Option<Mounted>,
+    client: Client,
+}
+
+impl Unmounting {
+    /// Unmounts and writes out, which may take long: nobody may wait for the caller.
+    pub(super) async fn run(&mut self, mode: UnmountMode) -> Result<()> {
         match self.mount.take() {
             None => return Ok(()),
             Some(Mounted::Here(mut mount)) => {
@@ -234,6 +274,9 @@ impl FilesystemEntry {
                 result?;
             }
         }
-        self.client.sync().await.context("writing out after unmounting")
+        let synced = tokio::time::timeout(WRITE_OUT, self.client.sync()).await;
+        let synced = synced
+            .context("it is unmounted, and what was written is not durable yet: drives do not answer")?;
+        synced.context("writing out after unmounting")
     }
 }

@@ -66,6 +66,16 @@ impl NodeDir {
         self.root.join("drives")
     }
 
+    /// Where the drives of this machine are.
+    pub(crate) fn drives_json(&self) -> PathBuf {
+        self.root.join("drives.json")
+    }
+
+    /// Where this machine mounts filesystems.
+    pub(crate) fn mounts_json(&self) -> PathBuf {
+        self.root.join("mounts.json")
+    }
+
     pub(crate) fn meta(&self) -> PathBuf {
         self.root.join("meta")
     }
@@ -83,6 +93,11 @@ impl NodeDir {
     /// Settings of `start` that the next start keeps.
     pub(crate) fn settings(&self) -> PathBuf {
         self.root.join("settings.json")
+    }
+
+    /// Key and certificate of the node, and its place in the cluster.
+    pub(crate) fn identity(&self) -> PathBuf {
+        self.root.join("identity")
     }
 
     /// Directory of the S3 endpoint: settings, certificate and key.

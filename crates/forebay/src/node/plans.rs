@@ -10,6 +10,7 @@ use futures_util::future::join_all;
 
 use super::drives::DriveEntry;
 use super::filesystems::{Asker, Told};
+use super::local_drives::LocalDrives;
 use super::management::{apply_upkeep, failed, no_filesystem};
 use super::tiers::entry_of;
 use super::{Node, State};
@@ -29,13 +30,13 @@ impl State {
     }
 
     /// Takes over the records of the cluster. A drive that is new counts as missing until the monitor opens it.
-    fn take(&mut self, cluster: Cluster) {
+    fn take(&mut self, cluster: Cluster, paths: &LocalDrives) {
         for (id, record) in &cluster.drives {
             match self.drives.get_mut(id) {
                 Some(entry) => entry.record.clone_from(record),
                 None => {
-                    let entry = DriveEntry { record: record.clone(), service: None, problem: None };
-                    self.drives.insert(*id, entry);
+                    let (record, path) = (record.clone(), paths.path_of(record.uuid));
+                    self.drives.insert(*id, DriveEntry::closed(record, path));
                 }
             }
         }
@@ -87,7 +88,7 @@ impl Node {
         if cluster.record.upkeep != before.record.upkeep {
             apply_upkeep(&self.pace, cluster.record.upkeep);
         }
-        state.take(cluster);
+        state.take(cluster, &self.local_drives);
         state.taken = seq;
         if is_news {
             self.publish(&mut state);

@@ -72,6 +72,10 @@ fn next_step(drive: &DriveInfo, steps: &NextSteps) -> String {
     let (id, after) = (drive.id, format_duration(steps.out_after.as_secs()));
     let others = format!("after {after} away, drives to spare take over what it held");
     match drive.state.as_str() {
+        // Where it is, its reason asks for.
+        "missing" if drive.path == "-" => format!(
+            "; {others}; if it is lost, put another one in its place (forebay drive replace DIR {id} --path PATH)"
+        ),
         "missing" => format!(
             "; it is used again within seconds once it is back; {others}; if it is lost, put another one in its place \
              (forebay drive replace DIR {id} --path PATH)"
@@ -173,6 +177,7 @@ mod tests {
         DriveInfo {
             id,
             uuid: String::new(),
+            node: 0,
             path: format!("/dev/{id}"),
             state: state.to_owned(),
             reason: None,
@@ -204,6 +209,12 @@ mod tests {
         check(&[drive(2, "missing", 8)], &[2], &["within seconds", "after 10m away", replace], "return");
         check(&[drive(2, "failed", 8)], &[2], &["forebay drive return DIR 2", replace], "within seconds");
         check(&[drive(2, "up", 8), drive(3, "out", 0)], &[2], &[], "drive");
+    }
+
+    #[test]
+    fn a_drive_without_a_path_does_not_come_back_by_itself() {
+        let nowhere = DriveInfo { path: "-".to_owned(), ..drive(2, "missing", 8) };
+        check(&[nowhere], &[2], &["after 10m away", "forebay drive replace DIR 2"], "within seconds");
     }
 
     #[test]

@@ -1,14 +1,12 @@
 //! The scrub of the node's drives: its drives and filesystems, and its progress over restarts.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use admin::{AdminError, DriveInfo, ScrubInfo};
 use anyhow::Result;
 use base::DriveId;
 use control::{DriveRecord, ScrubRecord};
 use upkeep::{ScrubMark, ScrubTargets, Scrubber};
-use wire::drive::DriveService;
 
 use super::filesystems::FilesystemEntry;
 use super::{Node, State};
@@ -29,8 +27,7 @@ impl Node {
     /// Gives the scrub the present drives and filesystems.
     pub(super) fn publish_scrub(&self, state: &State) {
         let up = state.drives.iter().filter(|(_, entry)| entry.is_up());
-        let drives =
-            up.filter_map(|(id, entry)| Some((*id, entry.service.clone()? as Arc<dyn DriveService>)));
+        let drives = up.filter_map(|(id, entry)| Some((*id, entry.service.as_ref()?.service())));
         let clients =
             state.filesystems.values().map(|entry| (entry.record.ledger, entry.client.clone())).collect();
         self.scrub_targets.send_replace(ScrubTargets { drives: drives.collect(), clients });

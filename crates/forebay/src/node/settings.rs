@@ -1,6 +1,8 @@
 //! `DIR/settings.json`: settings of `start` that the next start keeps; drawn in `docs/formats/node.md`.
 
-use anyhow::{Context, Result};
+use std::net::SocketAddr;
+
+use anyhow::{Context, Result, bail};
 use base::env::Env;
 use drive::Trim;
 use serde::{Deserialize, Serialize};
@@ -32,24 +34,61 @@ impl From<TrimChoice> for Trim {
 }
 
 /// The kept settings.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct Settings {
     /// Memory that the node may use; `None`: the default for the machine.
     pub(crate) memory_bytes: Option<u64>,
     /// Whether drives give space back.
     pub(crate) trim: TrimChoice,
+    /// Where other machines reach the node; `None`: nowhere.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) listen: Option<SocketAddr>,
+    /// What others are told instead of `listen`: `host:port`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) advertise: Vec<String>,
 }
 
 impl Settings {
     /// The kept settings, or defaults.
-    pub(super) fn load(env: &Env, dir: &NodeDir) -> Result<Self> {
+    pub(crate) fn load(env: &Env, dir: &NodeDir) -> Result<Self> {
         let path = dir.settings();
         if !env.files.exists(&path) {
             return Ok(Self::default());
         }
         let bytes = env.files.read(&path).with_context(|| format!("cannot read {}", path.display()))?;
         serde_json::from_slice(&bytes).with_context(|| format!("not understood: {}", path.display()))
+    }
+
+    /// Changes where the node is for others, as far as that is asked for.
+    pub(super) fn listen_at(&mut self, listen: Option<SocketAddr>, advertise: &[String]) -> Result<()> {
+        if listen.is_some() {
+            (self.listen, self.advertise) = (listen, Vec::new());
+        }
+        if !advertise.is_empty() {
+            self.advertise = advertise.to_vec();
+        }
+        for address in &self.advertise {
+            control::check_address(address)?;
+        }
+        if self.listen.is_some_and(|listen| listen.ip().is_unspecified()) && self.advertise.is_empty() {
+            bail!(
+                "all addresses of this machine: say with --advertise HOST:PORT at which one others reach it"
+            );
+        }
+        if self.listen.is_none() && !self.advertise.is_empty() {
+            bail!("--advertise needs an address where the node listens: --address ADDRESS");
+        }
+        Ok(())
+    }
+
+    /// What others are told of where the node is.
+    pub(crate) fn advertised(&self) -> Vec<String> {
+        match self.listen {
+            Some(listen) if self.advertise.is_empty() => vec![listen.to_string()],
+            Some(_) => self.advertise.clone(),
+            None => Vec::new(),
+        }
     }
 
     /// Writes the settings.
@@ -67,7 +106,8 @@ mod tests {
 
     #[test]
     fn settings_are_what_the_format_says() {
-        let settings = Settings { memory_bytes: Some(4 << 30), trim: TrimChoice::Always };
+        let settings =
+            Settings { memory_bytes: Some(4 << 30), trim: TrimChoice::Always, ..Settings::default() };
         let text = r#"{"memory_bytes":4294967296,"trim":"always"}"#;
         assert_eq!(serde_json::to_string(&settings).unwrap(), text);
         assert_eq!(serde_json::from_str::<Settings>(text).unwrap(), settings);

@@ -2,13 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{ErrorKind, Read};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use base::env::{Caching, Env, File, OpenMode};
-use base::{DriveId, Seq};
+use base::{ClusterId, DriveId, DriveUuid, Seq};
 use control::{
     CONTROL_LEDGER, Cluster, Control, ControlError, DriveRecord, FilesystemRecord, NodeRecord, Plan,
     UpkeepRecord,
@@ -28,13 +29,17 @@ use super::events::{Watch, next_event};
 use super::filesystems::{FilesystemEntry, NodeParts};
 use super::history::{Knowledge, note_drives, services};
 use super::ledgers::{LedgerFiles, MetaDirs};
+use super::local_drives::LocalDrives;
+use super::local_mounts::{LocalMounts, MountPlace};
 use super::management::{apply_upkeep, no_filesystem};
 use super::memory::{self, MemoryPlan};
+use super::others::{ForOthers, Others};
 use super::plans::seen;
 use super::reached::ReachedStores;
 use super::settings::{Settings, TrimChoice};
 use super::users::open_accounts;
 use super::{CLIENTS_SOCKET, Mounts, Node, NodeDir, S3Options, State};
+use crate::identity::OWNER;
 use crate::mount::MountProcess;
 
 /// How long a start waits for a killed process to end.
@@ -43,8 +48,8 @@ const DYING_S_MAX: u64 = 20;
 const OUT_AFTER: Duration = Duration::from_secs(600);
 const DYING_POLL: Duration = Duration::from_millis(20);
 const CONTROL_CACHE_BYTES: usize = 16 << 20;
-/// The filesystem that every cluster begins with.
-const FIRST_FILESYSTEM: &str = "main";
+/// The filesystem that every cluster begins with. Its top-level directories are the buckets of S3.
+pub(crate) const FIRST_FILESYSTEM: &str = "main";
 
 /// How drives do I/O.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
@@ -79,10 +84,14 @@ pub(crate) struct StartOptions {
     pub(crate) memory_bytes: Option<u64>,
     /// Whether drives give space back; `None` keeps the last value.
     pub(crate) trim: Option<TrimChoice>,
+    /// Where other machines reach the node; `None` keeps the last value.
+    pub(crate) listen: Option<SocketAddr>,
+    /// What others are told instead.
+    pub(crate) advertise: Vec<String>,
 }
 
 /// Checks that the directory exists, is writable, and belongs to no other node.
-fn prepare_dir(env: &Env, dir: &NodeDir) -> Result<Arc<dyn File>> {
+pub(crate) fn prepare_dir(env: &Env, dir: &NodeDir) -> Result<Arc<dyn File>> {
     let root = dir.root().display();
     env.files.create_dir_all(dir.root()).with_context(|| format!("cannot create directory {root}"))?;
     let lock = env.files.open(&dir.lock(), OpenMode::Create, Caching::Buffered);
@@ -96,9 +105,15 @@ fn prepare_dir(env: &Env, dir: &NodeDir) -> Result<Arc<dyn File>> {
     Ok(lock)
 }
 
+/// Whether a process serves this directory: such a process holds the lock until it ends.
+pub(crate) fn is_locked(env: &Env, dir: &NodeDir) -> bool {
+    let lock = env.files.open(&dir.lock(), OpenMode::Existing, Caching::Buffered);
+    lock.is_ok_and(|lock| lock.try_lock().is_err())
+}
+
 /// Removes files that a killed process left. Called only after the control ledger was opened: a node that still runs,
 /// although its lock file was deleted, keeps them.
-fn remove_leftovers(env: &Env, dir: &NodeDir) -> Result<()> {
+pub(crate) fn remove_leftovers(env: &Env, dir: &NodeDir) -> Result<()> {
     for path in
         [dir.node_json(), dir.run().join("admin.sock"), dir.run().join(CLIENTS_SOCKET), dir.stop_error()]
     {
@@ -173,6 +188,7 @@ async fn create_cluster(
     env: &Env,
     dir: &NodeDir,
     control: &Control,
+    (paths, mounts): (&LocalDrives, &LocalMounts),
     options: &StartOptions,
 ) -> Result<Option<String>> {
     let (count, profile) = choose(options)?;
@@ -180,30 +196,27 @@ async fn create_cluster(
     let trim = options.trim.unwrap_or_default();
     let counts = (count, u32::from(profile.n()));
     let planned = plan_drives(env, dir, &options.drive_paths, counts, options.drive_bytes, trim)?;
-    let drives = format_drives(env, record.id, record.next_drive, &planned.drives)?;
+    let drives = format_drives(env, (record.id, OWNER), record.next_drive, &planned.drives)?;
+    paths.set(drives.iter().map(|(drive, path)| (drive.uuid, path.clone())))?;
     let view = control.view()?;
     let mut plan = Plan::new(Cluster::new(record));
     plan.set_cluster(|cluster| cluster.next_drive += drives.len() as u32);
     let id = plan.next_node();
-    plan.set_node(NodeRecord {
-        id,
-        name: rustix::system::uname().nodename().to_string_lossy().into_owned(),
-        zone: String::new(),
-        rack: String::new(),
-    });
-    let up = drives.iter().map(|drive| drive.id).collect();
-    drives.into_iter().for_each(|drive| plan.set_drive(drive));
+    plan.set_node(NodeRecord::new(id, rustix::system::uname().nodename().to_string_lossy()));
+    let up = drives.iter().map(|(drive, _)| drive.id).collect();
+    drives.into_iter().for_each(|(drive, _)| plan.set_drive(drive));
     let filesystem = FilesystemRecord {
         name: FIRST_FILESYSTEM.to_owned(),
-        mount_options: options.mount_options.clone().unwrap_or_default(),
         ..FilesystemRecord::new(plan.next_filesystem(), profile)
     };
+    let options = options.mount_options.clone().unwrap_or_default();
+    mounts.set(filesystem.id, MountPlace { path: None, options })?;
     plan.add_filesystem(filesystem, &up, env.random.next_u64())?;
     control.commit(plan.change(&view)).await?;
     Ok(planned.note)
 }
 
-/// Refuses other drives or another profile for an existing cluster.
+/// Refuses another number of drives or another profile for an existing cluster.
 fn check_unchanged(cluster: &Cluster, options: &StartOptions) -> Result<()> {
     let drives = cluster.drives.values().filter(|drive| drive.state != DriveState::Out).count() as u32;
     if let Some(wanted) = options.drives.filter(|wanted| *wanted != drives) {
@@ -214,13 +227,60 @@ fn check_unchanged(cluster: &Cluster, options: &StartOptions) -> Result<()> {
     {
         bail!("filesystem {} has profile {}, not {wanted}: leave out --profile", first.name, first.profile);
     }
-    for path in &options.drive_paths {
-        let path = std::path::absolute(path)?.to_string_lossy().into_owned();
-        if !cluster.drives.values().any(|drive| drive.path == path) {
-            bail!("{path} is not a drive of this cluster: add it with `forebay drive add`");
+    Ok(())
+}
+
+/// Notes where the named drives of an existing cluster are: a device may have another name than before. Refuses what is no drive
+/// of the cluster.
+pub(crate) fn note_named(
+    env: &Env,
+    cluster: ClusterId,
+    is_known: impl Fn(DriveUuid) -> bool + Copy,
+    paths: &LocalDrives,
+    named: &[PathBuf],
+) -> Result<()> {
+    let mut found: BTreeMap<DriveUuid, PathBuf> = BTreeMap::new();
+    for path in named {
+        let path = std::path::absolute(path)?;
+        match uuid_at(env, cluster, &path).filter(|uuid| is_known(*uuid)) {
+            Some(uuid) => {
+                let other = found.insert(uuid, path.clone()).filter(|other| *other != path);
+                if let Some(other) = other {
+                    let (one, two) = (other.display(), path.display());
+                    bail!("{one} and {two} are the same drive of this cluster: name one of them");
+                }
+            }
+            // A drive that is away now, or damaged, stays where it was.
+            None if paths.drive_at(&path).is_some_and(is_known) => {}
+            None => {
+                let path = path.display();
+                bail!("{path} is not a drive of this cluster: add it with `forebay drive add`");
+            }
         }
     }
-    Ok(())
+    paths.set(found)
+}
+
+/// The drive of a cluster at a path.
+fn uuid_at(env: &Env, cluster: ClusterId, path: &Path) -> Option<DriveUuid> {
+    let superblocks = drive::dump(env, path).ok()?.superblocks;
+    let mut superblocks = superblocks.into_iter().filter_map(|found| found.superblock);
+    superblocks.find(|superblock| superblock.cluster == cluster).map(|superblock| superblock.uuid)
+}
+
+/// Opens the drives. Those that cannot be opened are in the list with the reason.
+fn open_drives(
+    env: &Env,
+    before: Cluster,
+    paths: &LocalDrives,
+    settings: DriveSettings,
+) -> BTreeMap<DriveId, DriveEntry> {
+    let cluster = before.record.id;
+    let open = |record: DriveRecord| {
+        let path = paths.path_of(record.uuid);
+        (record.id, DriveEntry::open(env, cluster, record, path, settings))
+    };
+    before.drives.into_values().map(open).collect()
 }
 
 /// Refuses to serve a filesystem whose data cannot be read.
@@ -229,7 +289,10 @@ fn check_enough(
     drives: &BTreeMap<DriveId, DriveEntry>,
     options: &StartOptions,
 ) -> Result<()> {
-    let (seen, behind) = (seen(drives), cluster.behind());
+    let (mut seen, behind) = (seen(drives), cluster.behind());
+    // Those at other nodes may come later.
+    let elsewhere = drives.iter().filter(|(_, entry)| entry.record.node != OWNER).map(|(id, _)| *id);
+    seen.readable.extend(elsewhere);
     for filesystem in cluster.filesystems.values() {
         let reads = cluster.reads_survive(filesystem, &seen, &BTreeSet::new(), FailureDomain::Drive);
         if reads >= 0 || options.degraded {
@@ -267,11 +330,12 @@ fn check_enough(
 }
 
 /// The last settings, changed by the options. Invalid values change nothing.
-fn settings(env: &Env, dir: &NodeDir, options: &StartOptions) -> Result<Settings> {
+pub(crate) fn kept_settings(env: &Env, dir: &NodeDir, options: &StartOptions) -> Result<Settings> {
     let known = Settings::load(env, dir)?;
-    let mut settings = known;
+    let mut settings = known.clone();
     settings.memory_bytes = options.memory_bytes.or(known.memory_bytes);
     settings.trim = options.trim.unwrap_or(known.trim);
+    settings.listen_at(options.listen, &options.advertise)?;
     memory::budget(env, settings.memory_bytes)?;
     if settings != known {
         settings.save(env, dir)?;
@@ -295,16 +359,15 @@ fn plan_memory(
 /// cluster has nothing to compare.
 async fn compare_histories(
     env: &Env,
-    control: &Control,
+    Opened { control, local_drives, created, .. }: &Opened,
     drives: &mut BTreeMap<DriveId, DriveEntry>,
-    is_new: bool,
     options: &StartOptions,
 ) -> Result<(Knowledge, Watch, Cluster)> {
     let knowledge = Knowledge::gather(drives, options.accept_older_metadata).await;
-    if !is_new {
+    if created.is_none() {
         control.begin(env, &knowledge.of(CONTROL_LEDGER)).await?;
     }
-    let returned = note_drives(control, &services(drives)).await?;
+    let returned = note_drives(control, local_drives, &services(drives)).await?;
     let mut watch = Watch::default();
     watch.keep(env.clock.wall_ns() / 1_000_000_000, returned);
     let cluster = Cluster::of(&control.view()?)?;
@@ -346,19 +409,18 @@ impl Node {
     /// Starts the node. After an error nothing runs and nothing is mounted.
     pub(crate) async fn start(env: Env, dir: NodeDir, options: StartOptions) -> Result<Arc<Self>> {
         let (runtime, (stop_serving, _)) = (Handle::current(), watch::channel(false));
-        let (lock, settings) = (prepare_dir(&env, &dir)?, settings(&env, &dir, &options)?);
+        let (lock, settings) = (prepare_dir(&env, &dir)?, kept_settings(&env, &dir, &options)?);
         let mut meta_dirs = load_meta_dirs(&env, &dir, &options)?;
-        let Opened { control, files, created } = open_control(&env, &dir, &mut meta_dirs, &options).await?;
+        let opened = open_control(&env, &dir, &mut meta_dirs, &options).await?;
         remove_leftovers(&env, &dir)?;
-        let before = Cluster::of(&control.view()?)?;
+        let before = Cluster::of(&opened.control.view()?)?;
         let (cluster, counts) = (before.record.id, (before.drives.len(), before.filesystems.len()));
         let memory = plan_memory(&env, &settings, &meta_dirs, counts)?;
         let drive_settings = DriveSettings { io: options.io, trim: settings.trim, memory: memory.drive };
-        let open = |record: DriveRecord| (record.id, DriveEntry::open(&env, cluster, record, drive_settings));
-        let mut drives: BTreeMap<_, _> = before.drives.into_values().map(open).collect();
-        let (knowledge, watch, records) =
-            compare_histories(&env, &control, &mut drives, created.is_some(), &options).await?;
-        let (accounts, map) = (open_accounts(&env, &dir, &control).await?, records.map());
+        let mut drives = open_drives(&env, before, &opened.local_drives, drive_settings);
+        let (knowledge, watch, records) = compare_histories(&env, &opened, &mut drives, &options).await?;
+        let (accounts, map) = (open_accounts(&env, &dir, &opened.control).await?, records.map());
+        let others = Others::open(&env, &dir, &opened.control, &runtime, settings).await?;
         check_enough(&records, &drives, &options)?;
         let (pace, served) = (paced(&env, records.record.upkeep), records.filesystems.values().cloned());
         let parts = NodeParts {
@@ -372,24 +434,28 @@ impl Node {
             drives: &drives,
             knowledge: &knowledge,
             memory: &memory,
+            nodes: records.nodes.len(),
         };
         let filesystems = open_filesystems(&parts, served.collect()).await?;
         let state = State { drives, filesystems, cluster: records, taken: Seq(0), map, watch, meta_dirs };
         let node = Arc::new(Self {
             started_ns: env.clock.boot_ns(),
             accounts,
+            local_drives: opened.local_drives,
+            others,
+            local_mounts: opened.local_mounts,
             drives_lock: Mutex::new(()),
-            users_lock: Mutex::new(()),
-            stores_lock: Mutex::new(()),
+            users_lock: Mutex::default(),
+            stores_lock: Mutex::default(),
             reached: ReachedStores::default(),
-            next_event: Mutex::new(next_event(&control)?),
+            next_event: Mutex::new(next_event(&opened.control)?),
             audit: Arc::new(AuditLog::start(&env, &dir.audit())),
             clients: Clients::new(&env),
             env,
             dir,
             cluster,
-            control,
-            control_files: files,
+            control: opened.control,
+            control_files: opened.files,
             runtime,
             drive_settings,
             memory,
@@ -398,31 +464,37 @@ impl Node {
             scrubber: std::sync::Mutex::new(None),
             scrub_targets: watch::Sender::new(ScrubTargets::default()),
             out_after: options.out_after.unwrap_or(OUT_AFTER),
+            accepts_older: options.accept_older_metadata,
             monitor: std::sync::Mutex::new(None),
             fsck: std::sync::Mutex::default(),
             stop_serving,
             serving: std::sync::Mutex::default(),
             last_status: std::sync::Mutex::default(),
             s3: std::sync::Mutex::default(),
-            note: created.and_then(|created| created.note),
+            note: opened.created.and_then(|created| created.note),
             _lock: lock,
         });
-        if let Err(error) = node.finish_start(&options).await {
+        node.begin(&options).await.map(|()| node)
+    }
+
+    async fn begin(self: &Arc<Self>, options: &StartOptions) -> Result<()> {
+        let begun = self.finish_start(options).await;
+        if begun.is_err() {
             // Everything that was started is stopped again; the first error is the one to show.
-            let _ = node.stop(Mounts::KeepEarlier).await;
-            return Err(error);
+            let _ = self.stop(Mounts::KeepEarlier).await;
         }
-        Ok(node)
+        begun
     }
 
     async fn finish_start(self: &Arc<Self>, options: &StartOptions) -> Result<()> {
         if options.accept_older_metadata {
             self.go_on_with_this_metadata().await;
         }
+        self.forget_gone(&self.state.lock().await.cluster);
         self.start_tiers().await?;
         // A mount in another process may wait for its owner, and others here for the leases of that mount.
-        self.clients.update(&*self.state.lock().await);
         self.clients.listen(&self.dir, &self.runtime)?;
+        self.join_others().await?;
         self.recall_events().await?;
         if let Err(error) = self.choose_groups_at_start().await {
             tracing::warn!(error = %format!("{error:#}"), "no groups chosen at the start, the monitor tries again");
@@ -444,6 +516,26 @@ impl Node {
         self.write_node_file().await
     }
 
+    /// Serves what clients and other nodes ask for, and takes the drives of other nodes into use.
+    async fn join_others(self: &Arc<Self>) -> Result<()> {
+        self.take_over().await?;
+        self.others.answer_with(ForOthers::new(self));
+        self.publish(&mut *self.state.lock().await);
+        self.others.listen(&self.runtime).await?;
+        self.wait_for_nodes().await;
+        self.follow_drives_elsewhere().await
+    }
+
+    /// Forgets what this machine knows of what the cluster has no more. An error can wait for the next start.
+    fn forget_gone(&self, cluster: &Cluster) {
+        let is_known = |uuid| cluster.drives.values().any(|drive| drive.uuid == uuid);
+        let kept = self.local_drives.keep_only(is_known);
+        let kept = kept.and(self.local_mounts.keep_only(|id| cluster.filesystems.contains_key(&id)));
+        if let Err(error) = kept {
+            tracing::warn!(error = %format!("{error:#}"), "what is gone stays in the lists of drives and mounts");
+        }
+    }
+
     async fn mount_at_start(&self, options: &StartOptions) -> Result<()> {
         let names: Vec<String> = self.state.lock().await.filesystems.keys().cloned().collect();
         for name in names {
@@ -451,13 +543,14 @@ impl Node {
             let Some(entry) = state.filesystems.get_mut(&name) else { continue };
             let first = name == FIRST_FILESYSTEM;
             let asked = options.mount.clone().filter(|_| first);
-            let kept = entry.record.mount.clone().map(PathBuf::from);
+            let before = self.local_mounts.of(entry.record.id);
+            let kept = before.path.map(PathBuf::from);
             let default = first.then(|| self.dir.default_mount());
             let path = asked.or(kept).or(default).filter(|_| !options.no_mount);
             let path = path.map(std::path::absolute).transpose()?;
             let flags = options.mount_options.clone().filter(|_| first);
             let stays = match &path {
-                Some(path) => entry.keeps_mount(path, flags.as_deref()).await,
+                Some(path) => entry.keeps_mount(path, flags.as_deref(), &before.options).await,
                 None => entry.unmount(UnmountMode::Detach).await.map(|()| false),
             };
             match stays {
@@ -477,7 +570,7 @@ impl Node {
         Ok(())
     }
 
-    /// Mounts the filesystem, and records the place so that the next start mounts it there too.
+    /// Mounts the filesystem, and remembers the place so that the next start mounts it there too.
     pub(super) async fn mount_and_remember(
         &self,
         name: &str,
@@ -495,20 +588,11 @@ impl Node {
                 _ => {}
             }
         }
-        let mount_options = mount_options.unwrap_or_else(|| entry.record.mount_options.clone());
-        entry.mount((&self.env, &self.dir, &self.runtime), &path, &mount_options, &self.memory).await?;
-        let remembered = path.to_string_lossy().into_owned();
-        let (id, record) = (entry.record.id, &entry.record);
-        if record.mount.as_ref() == Some(&remembered) && record.mount_options == mount_options {
-            return Ok(());
-        }
+        let id = entry.record.id;
+        let options = mount_options.unwrap_or_else(|| self.local_mounts.of(id).options);
+        entry.mount((&self.env, &self.dir, &self.runtime), &path, &options, &self.memory).await?;
         drop(state);
-        self.plan_filesystem(id, |record| FilesystemRecord {
-            mount: Some(remembered.clone()),
-            mount_options: mount_options.clone(),
-            ..record
-        })
-        .await
+        self.local_mounts.set(id, MountPlace { path: Some(path.to_string_lossy().into_owned()), options })
     }
 }
 
@@ -516,6 +600,8 @@ impl Node {
 struct Opened {
     control: Control,
     files: LedgerFiles,
+    local_drives: Arc<LocalDrives>,
+    local_mounts: LocalMounts,
     /// The cluster is new.
     created: Option<Created>,
 }
@@ -535,18 +621,28 @@ async fn open_control(
     let control = Control::open(env.random.next_u64(), files.log.clone(), files.state.clone()).await?;
     let mut created = None;
     let view = control.view()?;
+    let local_drives = LocalDrives::load(env, dir, view.former_paths()?)?;
+    let local_mounts = LocalMounts::load(env, dir, view.former_mounts()?)?;
     match Cluster::of(&view) {
-        Ok(cluster) => check_unchanged(&cluster, options)?,
+        Ok(cluster) => {
+            check_unchanged(&cluster, options)?;
+            local_drives.make()?;
+            local_mounts.make()?;
+            let is_known = |uuid: DriveUuid| cluster.drives.values().any(|drive| drive.uuid == uuid);
+            note_named(env, cluster.record.id, is_known, &local_drives, &options.drive_paths)?;
+        }
         Err(ControlError::NoCluster) if meta_dirs.is_created() => {
             let dirs: Vec<String> = meta_dirs.paths().iter().map(|dir| dir.display().to_string()).collect();
             bail!("metadata of this node is gone: it should be in {}", dirs.join(", "));
         }
         Err(ControlError::NoCluster) => {
             control.begin(env, &Evidence::default()).await?;
-            created = Some(Created { note: create_cluster(env, dir, &control, options).await? });
+            let local = (&local_drives, &local_mounts);
+            let note = create_cluster(env, dir, &control, local, options).await?;
+            created = Some(Created { note });
         }
         Err(error) => return Err(error.into()),
     }
     meta_dirs.set_created()?;
-    Ok(Opened { control, files, created })
+    Ok(Opened { control, files, local_drives: Arc::new(local_drives), local_mounts, created })
 }

@@ -33,7 +33,7 @@ use super::memory::MemoryPlan;
 use super::reached::Reached;
 use super::stores::{NODE, limits_here};
 use super::{Node, State};
-use crate::mount::StoreAccess;
+use crate::remote::StoreAccess;
 
 /// Limit of blobs that are made at a time.
 const UPLOADS_MAX: u64 = 64;

@@ -19,22 +19,20 @@ use client::{Client, FileKind};
 use control::{AccessKeyRecord, Control, ControlChange, ControlView, RoleRecord, UserRecord, UsersRecord};
 use wire::BoxFuture;
 
-use super::{Node, NodeDir};
+use super::{FIRST_FILESYSTEM, Node, NodeDir};
 
 /// Prefix of the ids of new access keys.
 const KEY_PREFIX: &str = "AKIA";
 const FIRST_ADMIN: &str = "admin";
 /// The setting of a bucket that holds its policy.
 const BUCKET_POLICY: &str = "policy";
-/// The filesystem whose top-level directories are the buckets.
-const BUCKETS_FILESYSTEM: &str = "main";
 const NAME_BYTES_MAX: usize = 64;
 const SECOND_NS: i64 = 1_000_000_000;
 /// Longest life of a key that expires: a hundred years, so that sums do not overflow.
 const EXPIRES_IN_S_MAX: u64 = 100 * 366 * 86_400;
 
 /// Loads the key that seals secrets; creates it at the first start.
-fn load_node_key(env: &Env, dir: &NodeDir) -> Result<NodeKey> {
+pub(crate) fn load_node_key(env: &Env, dir: &NodeDir) -> Result<NodeKey> {
     let path = dir.node_key();
     let shown = path.display();
     let bytes = if env.files.exists(&path) {
@@ -117,7 +115,7 @@ fn open_secret(accounts: &Accounts, key: &AccessKeyRecord) -> Option<Secret> {
     String::from_utf8(secret).ok().map(Secret::new)
 }
 
-fn account_set(view: &ControlView, accounts: &Accounts) -> Result<AccountSet> {
+pub(crate) fn account_set(view: &ControlView, accounts: &Accounts) -> Result<AccountSet> {
     let mut set = AccountSet::default();
     for record in view.users()? {
         let policy = record.policy.as_ref().map(|text| Policy::parse(text.as_bytes(), PolicyOf::User));
@@ -490,7 +488,7 @@ impl Node {
     async fn bucket(&self, name: &str) -> Result<(Client, Ino), AdminError> {
         let missing = || AdminError::not_found(format!("no such bucket: name={name}"));
         let state = self.state.lock().await;
-        let client = state.filesystems.get(BUCKETS_FILESYSTEM).ok_or_else(missing)?.client.clone();
+        let client = state.filesystems.get(FIRST_FILESYSTEM).ok_or_else(missing)?.client.clone();
         drop(state);
         match client.lookup(Ino::ROOT, name.as_bytes()).await {
             Ok(attr) if attr.kind == FileKind::Directory => Ok((client, attr.ino)),

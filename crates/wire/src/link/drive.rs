@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use base::DriveId;
 
-use super::{Peer, SILENCE};
+use super::peer::CallError;
+use super::{PING, Peer, SILENCE};
 use crate::BoxFuture;
 use crate::drive::{
     DeleteShards, DriveFailed, DriveHealth, DriveService, DriveStat, GetShard, GetShardError, PutShard,
@@ -30,12 +31,36 @@ impl RemoteDrive {
         Arc::new(Self { peer: peer.clone(), id })
     }
 
+    /// A drive at a peer, if the peer has told its state.
+    pub fn if_told(peer: &Arc<Peer>, id: DriveId) -> Option<Arc<Self>> {
+        peer.fact(id)?;
+        Some(Arc::new(Self { peer: peer.clone(), id }))
+    }
+
+    /// A drive at a peer, of which the peer may have told nothing yet: until then it is not reached.
+    pub fn expected(peer: &Arc<Peer>, id: DriveId) -> Arc<Self> {
+        Arc::new(Self { peer: peer.clone(), id })
+    }
+
     async fn ask(&self, request: DriveRequest) -> Result<DriveReply, DriveFailed> {
-        let answer = self.peer.ask_drive(self.id, &request, PATIENCE).await;
+        let asked = self.peer.ask_drive(self.id, &request, PATIENCE);
+        // A machine that is not reached does not answer soon. What was sent may be executed all the same.
+        let answer = tokio::select! {
+            biased;
+            answer = asked => answer,
+            () = self.gone() => Err(CallError::NoAnswer),
+        };
         answer.map_err(|error| {
             tracing::debug!(drive = %self.id, %error, "no answer of a drive");
             self.failed()
         })
+    }
+
+    /// Waits until the drive is not reached any more.
+    async fn gone(&self) {
+        while self.known().0 <= SILENCE {
+            tokio::time::sleep(PING).await;
+        }
     }
 
     fn failed(&self) -> DriveFailed {
@@ -43,7 +68,9 @@ impl RemoteDrive {
     }
 
     fn known(&self) -> (Duration, DriveStat) {
-        let (told_ns, stat) = self.peer.fact(self.id).expect("the state was told before the drive was made");
+        let Some((told_ns, stat)) = self.peer.fact(self.id) else {
+            return (Duration::MAX, DriveStat::unknown());
+        };
         let age_ns = self.peer.env().clock.boot_ns().saturating_sub(told_ns);
         (Duration::from_nanos(age_ns), stat)
     }
@@ -123,6 +150,10 @@ impl DriveService for RemoteDrive {
 
     fn stat(&self) -> DriveStat {
         let (age, stat) = self.known();
-        DriveStat { health: self.health(), age_ms: age.as_millis() as u32, ..stat }
+        DriveStat {
+            health: self.health(),
+            age_ms: u32::try_from(age.as_millis()).unwrap_or(u32::MAX),
+            ..stat
+        }
     }
 }

@@ -5,16 +5,25 @@
 //! [`RemoteDrive`] and [`RemoteViews`] are the services as their clients see them.
 //!
 //! Servers never open connections: events come on the client's.
+//!
+//! Between machines, an [`Acceptor`] and a [`Connector`] make connections of TCP and TLS, [`accept_loop`] serves them, and a
+//! [`Fabric`] has a peer for each other node.
 
+mod cluster;
 mod drive;
+mod fabric;
+mod listener;
 mod local;
 mod outbox;
 mod owner;
 mod peer;
 mod replica;
 mod server;
+mod tls;
 mod view;
 
+#[cfg(test)]
+pub(crate) mod authority;
 #[cfg(test)]
 mod tests;
 
@@ -28,11 +37,15 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use local::LocalStream;
 use outbox::Direct;
 
+pub use cluster::{RemoteCluster, RemoteHost, join};
 pub use drive::RemoteDrive;
+pub use fabric::Fabric;
+pub use listener::accept_loop;
 pub use owner::RemoteOwner;
 pub use peer::{Contact, Peer, PeerOptions};
 pub use replica::RemoteReplica;
 pub use server::{Server, Services, Trust};
+pub use tls::{Acceptor, Connector, connect_as_stranger};
 pub use view::RemoteViews;
 
 use crate::BoxFuture;

@@ -72,6 +72,7 @@ pub(super) fn as_fs_error(error: CallError) -> FsError {
     match error {
         CallError::Refused(Refusal::Elsewhere | Refusal::Late) | CallError::NoAnswer => FsError::Disconnected,
         CallError::Refused(Refusal::Unsupported) => FsError::Unsupported,
+        CallError::Refused(Refusal::Forbidden) => FsError::NotPermitted,
         CallError::Refused(Refusal::Malformed | Refusal::TooLong) | CallError::Malformed => FsError::Io,
     }
 }

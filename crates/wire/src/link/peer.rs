@@ -24,7 +24,7 @@ use crate::encoding::{self, Operations};
 use crate::frame::{Frame, FrameKind, read_frame, write_frame};
 use crate::message::{
     self, AnswerHead, DRIVE, Envelope, GREET, GreetRequest, OWNER, Packed, Payload, Refusal, SESSION,
-    SessionRequest, StreamEvent, VIEW, Welcome,
+    SessionRequest, StreamEvent, Welcome,
 };
 use crate::meta::EventSink;
 
@@ -101,6 +101,8 @@ struct Calls {
     waiting: BTreeMap<u64, Waiting>,
     /// The present connection.
     out: Option<Outbox>,
+    /// No call is taken any more.
+    is_over: bool,
 }
 
 struct Waiting {
@@ -209,14 +211,15 @@ impl Peer {
         self.shared.contact.subscribe()
     }
 
-    /// Asks for a view of a filesystem.
-    pub(super) async fn ask_views<T: Serialize + Payload, R: DeserializeOwned + Payload>(
+    /// Asks a service of which a process has one, on the connection for metadata.
+    pub(super) async fn ask_process<T: Serialize + Payload, R: DeserializeOwned + Payload>(
         &self,
+        operations: &Operations,
         request: &T,
         limit: Duration,
     ) -> Result<R, CallError> {
         let envelope = Envelope { deadline_ms: limit.as_millis() as u32, ..Envelope::default() };
-        let message = message::pack_request(&VIEW, &envelope, request);
+        let message = message::pack_request(operations, &envelope, request);
         self.ask(&self.lanes[0], 0, message, limit, None).await.map(|(_, reply)| reply)
     }
 
@@ -257,6 +260,9 @@ impl Peer {
         let (answer, arrival) = oneshot::channel();
         let number = {
             let mut calls = lane.calls();
+            if calls.is_over {
+                return Err(CallError::NoAnswer);
+            }
             calls.last += 1;
             let frame = Frame { kind: FrameKind::Call, service, call: calls.last, message };
             if let Some(out) = &calls.out {
@@ -314,6 +320,19 @@ impl Peer {
 
     pub(super) fn env(&self) -> &Env {
         &self.shared.env
+    }
+
+    /// Ends all connections for good, whoever still holds this. Calls have no answer from now on, and streams are lost.
+    pub(super) fn end(&self) {
+        self.tasks.iter().for_each(JoinHandle::abort);
+        for lane in &self.lanes {
+            // Those who wait are told when their senders go.
+            *lane.calls() = Calls { is_over: true, ..Calls::default() };
+        }
+        for (_, sink) in std::mem::take(&mut *self.shared.sinks()) {
+            sink.lost.send_replace(true);
+        }
+        self.shared.contact.send_modify(|contact| contact.is_there = false);
     }
 }
 
@@ -456,15 +475,19 @@ async fn use_connection(
     let (out, outlet) = outbox(direct);
     {
         let mut calls = lane.calls();
+        if calls.is_over {
+            return Ok(());
+        }
         if lane.is_first {
             shared.note_welcome(welcome, &mut calls);
             shared.attachments().iter().for_each(|frame| out.send(frame));
         }
         calls.waiting.values().for_each(|waiting| out.send(&waiting.frame));
         calls.out = Some(out.clone());
-    }
-    if lane.is_first {
-        shared.contact.send_modify(|contact| contact.is_there = true);
+        // Under the lock, so that the end of the peer comes before or after all this.
+        if lane.is_first {
+            shared.contact.send_modify(|contact| contact.is_there = true);
+        }
     }
     let receive = async {
         loop {

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use base::env::Env;
 use base::{DriveId, FsError, LedgerId};
+use serde::de::DeserializeOwned;
 use tokio::io::{BufReader, ReadHalf};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
@@ -16,19 +17,21 @@ use tokio::task::JoinSet;
 use super::outbox::{Outbox, outbox};
 use super::{CALLS_MAX, Connection, EVENTS_MAX, PAYLOADS_BYTES_MAX, PING, SILENCE, Stream};
 use crate::BoxFuture;
+use crate::cluster::{ClusterService, Declined, HostService, JoinService};
 use crate::drive::{DriveService, GetPurpose, PutPurpose};
-use crate::encoding::BadRequest;
-use crate::frame::{BODY_BYTES_MAX, Frame, FrameKind, read_frame};
+use crate::encoding::{BadRequest, Operations};
+use crate::frame::{BODY_BYTES_MAX, Frame, FrameKind, PAYLOAD_BYTES_MAX, read_frame_within};
 use crate::message::{
-    self, AnswerHead, AnswerTime, Caller, DRIVE, DriveReply, DriveRequest, Envelope, GREET, GreetRequest,
-    OWNER, Packed, Payload, REPLICA, Refusal, SESSION, SessionRequest, StreamEvent, VIEW, Welcome,
+    self, AnswerHead, AnswerTime, CLUSTER, Caller, DRIVE, DriveReply, DriveRequest, Envelope, GREET,
+    GreetRequest, HOST, JOIN, OWNER, Packed, Payload, REPLICA, Refusal, SESSION, SessionRequest, StreamEvent,
+    VIEW, Welcome,
 };
 use crate::meta::{EventSink, MetaRequest, MetaService, OwnerEvent};
 use crate::replica::{ReplicaReply, ReplicaService};
 use crate::view::{ViewReply, ViewService};
 
 /// The services of a process.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct Services {
     /// Owners, each with a number that changes whenever the ledger is opened anew.
     pub owners: BTreeMap<LedgerId, (u64, Arc<dyn MetaService>)>,
@@ -40,7 +43,16 @@ pub struct Services {
     pub views: Option<Arc<dyn ViewService>>,
     /// Drives.
     pub drives: BTreeMap<DriveId, Arc<dyn DriveService>>,
+    /// Takes in processes that have a token.
+    pub joins: Option<Arc<dyn JoinService>>,
+    /// The control ledger.
+    pub cluster: Option<Arc<dyn ClusterService>>,
+    /// The host of the drives.
+    pub host: Option<Arc<dyn HostService>>,
 }
+
+/// The longest message of a stranger: a request to join is far shorter.
+const STRANGER_BYTES_MAX: u32 = 64 << 10;
 
 /// How far the other side of a connection is trusted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,6 +62,8 @@ pub enum Trust {
     /// It says on behalf of which user it asks, and the owner checks that user's rights. What it asks without a user, it asks as
     /// nobody.
     Users,
+    /// It is not known. It may ask to join.
+    Stranger,
 }
 
 /// Answers calls on connections.
@@ -228,10 +242,14 @@ struct Serving {
 
 impl Serving {
     async fn run(mut self, mut from: BufReader<ReadHalf<impl Stream>>) -> io::Result<()> {
+        let bytes_max = match self.trust {
+            Trust::Stranger => STRANGER_BYTES_MAX,
+            Trust::Full | Trust::Users => BODY_BYTES_MAX + PAYLOAD_BYTES_MAX,
+        };
         let mut tells_facts = false;
         let mut ticks = tokio::time::interval(PING);
         let mut heard = tokio::time::Instant::now();
-        let mut reading = Box::pin(read_one(&mut from, self.payloads.clone()));
+        let mut reading = Box::pin(read_one(&mut from, bytes_max, self.payloads.clone()));
         loop {
             let (frame, memory) = tokio::select! {
                 biased;
@@ -256,7 +274,7 @@ impl Serving {
                 },
             };
             drop(reading);
-            reading = Box::pin(read_one(&mut from, self.payloads.clone()));
+            reading = Box::pin(read_one(&mut from, bytes_max, self.payloads.clone()));
             heard = tokio::time::Instant::now();
             match frame.kind {
                 FrameKind::Call => {
@@ -304,6 +322,9 @@ impl Serving {
             |(_, fields)| message::unpack_request(&GREET, code, fields, frame.message.payload.clone()),
         );
         let (answer, wants_facts) = match request {
+            Ok(GreetRequest::Hello { .. }) if self.trust == Trust::Stranger => {
+                (Ok(Welcome { incarnation: self.server.incarnation, ledgers: Vec::new() }), false)
+            }
             Ok(GreetRequest::Hello { wants_facts }) => {
                 let services = self.server.services();
                 let ledgers =
@@ -341,9 +362,10 @@ impl Serving {
 /// Reads a frame, and waits until there is memory for its payload. The next one is not read before.
 async fn read_one(
     from: &mut BufReader<ReadHalf<impl Stream>>,
+    bytes_max: u32,
     payloads: Arc<Semaphore>,
 ) -> io::Result<Option<(Frame, Option<OwnedSemaphorePermit>)>> {
-    let Some(frame) = read_frame(from).await? else { return Ok(None) };
+    let Some(frame) = read_frame_within(from, bytes_max).await? else { return Ok(None) };
     let memory = match frame.message.payload.len() {
         0 => None,
         len => Some(payloads.acquire_many_owned(len as u32).await.map_err(io::Error::other)?),
@@ -376,6 +398,19 @@ fn refused(call: &Frame, refusal: Refusal) -> Frame {
     answer_frame(call, AnswerHead::default(), &Err::<bool, _>(refusal))
 }
 
+fn answered<T: serde::Serialize + Payload>(call: &Frame, answer: Result<T, Declined>) -> Frame {
+    answer_frame(call, AnswerHead::default(), &Ok(answer))
+}
+
+fn request_of<T: DeserializeOwned + Payload>(
+    operations: &Operations,
+    Frame { message, .. }: &Frame,
+    fields: &[u8],
+) -> Result<T, Refusal> {
+    message::unpack_request(operations, message.code, fields, message.payload.clone())
+        .map_err(|error| refusal(&error))
+}
+
 impl Server {
     async fn answer(
         &self,
@@ -396,7 +431,15 @@ impl Server {
         }
         let limit = Duration::from_millis(envelope.deadline_ms.into());
         let work = async {
-            if OWNER.name(code).is_some() {
+            if JOIN.name(code).is_some() {
+                self.ask_joins(frame, fields).await.into()
+            } else if trust == Trust::Stranger {
+                refused(frame, Refusal::Forbidden).into()
+            } else if CLUSTER.name(code).is_some() {
+                self.ask_cluster(frame, fields, trust).await.into()
+            } else if HOST.name(code).is_some() {
+                self.ask_host(frame, fields, trust).await.into()
+            } else if OWNER.name(code).is_some() {
                 self.ask_owner(frame, envelope, fields).await.into()
             } else if SESSION.name(code).is_some() {
                 self.bind(frame, fields, out).await.into()
@@ -459,7 +502,7 @@ impl Server {
         match trust {
             Trust::Full => Ok(owner.ask(request).await),
             // The log and the store have the files of all users.
-            Trust::Users => Ok(Err(FsError::NotPermitted)),
+            Trust::Users | Trust::Stranger => Ok(Err(FsError::NotPermitted)),
         }
     }
 
@@ -477,7 +520,33 @@ impl Server {
         match trust {
             Trust::Full => Ok(views.ask(request).await),
             // The view has the keys of the object store.
-            Trust::Users => Ok(Err(FsError::NotPermitted)),
+            Trust::Users | Trust::Stranger => Ok(Err(FsError::NotPermitted)),
+        }
+    }
+
+    async fn ask_joins(&self, frame: &Frame, fields: &[u8]) -> Frame {
+        match (request_of(&JOIN, frame, fields), self.services().joins.clone()) {
+            (Ok(request), Some(service)) => answered(frame, service.join(request).await),
+            (Err(refusal), _) => refused(frame, refusal),
+            (_, None) => refused(frame, Refusal::Elsewhere),
+        }
+    }
+
+    async fn ask_cluster(&self, frame: &Frame, fields: &[u8], trust: Trust) -> Frame {
+        match (request_of(&CLUSTER, frame, fields), self.services().cluster.clone()) {
+            _ if trust != Trust::Full => refused(frame, Refusal::Forbidden),
+            (Ok(request), Some(service)) => answered(frame, service.ask(request).await),
+            (Err(refusal), _) => refused(frame, refusal),
+            (_, None) => refused(frame, Refusal::Elsewhere),
+        }
+    }
+
+    async fn ask_host(&self, frame: &Frame, fields: &[u8], trust: Trust) -> Frame {
+        match (request_of(&HOST, frame, fields), self.services().host.clone()) {
+            _ if trust != Trust::Full => refused(frame, Refusal::Forbidden),
+            (Ok(request), Some(service)) => answered(frame, service.ask(request).await),
+            (Err(refusal), _) => refused(frame, refusal),
+            (_, None) => refused(frame, Refusal::Elsewhere),
         }
     }
 

@@ -1,3 +1,7 @@
+mod fabric;
+mod listener;
+mod tls;
+
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -13,7 +17,10 @@ use tokio::sync::{Notify, mpsc};
 use super::*;
 use crate::claim::{Claim, Resumed};
 use crate::drive::*;
-use crate::message::{AnswerTime, Envelope};
+use crate::frame::{Frame, FrameKind, read_frame, write_frame};
+use crate::message::{
+    self, AnswerTime, CLUSTER, Envelope, HOST, JOIN, OWNER, REPLICA, Refusal, SESSION, VIEW,
+};
 use crate::meta::{
     EventSink, LeaseGrant, LeaseKind, MetaReply, MetaRequest, MetaService, OwnerEvent, RequestId,
 };
@@ -208,9 +215,9 @@ fn services(owner: &Arc<TestOwner>, opened: u64) -> Services {
     Services {
         owners: BTreeMap::from([(LEDGER, (opened, owner.clone() as Arc<dyn MetaService>))]),
         replicas: BTreeMap::from([(LEDGER, owner.clone() as Arc<dyn ReplicaService>)]),
-        note_use: None,
         views: Some(owner.clone() as Arc<dyn ViewService>),
         drives: BTreeMap::from([(DRIVE, Arc::new(TestDrive::default()) as Arc<dyn DriveService>)]),
+        ..Services::default()
     }
 }
 
@@ -572,5 +579,51 @@ fn a_claim_of_several_messages_goes_on_with_the_same_stream() {
             inos.push(lease.ino.0);
         }
         assert!(inos.iter().copied().eq(0..300), "{inos:?}");
+    });
+}
+
+/// The refusals of all operations, by name.
+async fn refusals(trust: Trust) -> BTreeMap<&'static str, Option<Refusal>> {
+    let env = Env::real();
+    let server = Server::new(&env, services(&Arc::default(), 1));
+    let (here, there) = tokio::io::duplex(1 << 20);
+    tokio::spawn(server.serve(Connection::over(there), trust));
+    let (from, mut to) = tokio::io::split(here);
+    let mut from = tokio::io::BufReader::new(from);
+    let all = [SESSION, OWNER, REPLICA, VIEW, JOIN, CLUSTER, HOST, message::DRIVE];
+    let mut found = BTreeMap::new();
+    for (name, code) in all.iter().flat_map(|operations| operations.0) {
+        let body = crate::encoding::encode(&Envelope { deadline_ms: 5000, ..Envelope::default() }).into();
+        let message = message::Packed { code: *code, body, payload: bytes::Bytes::new() };
+        let service = if message::DRIVE.name(*code).is_some() { DRIVE.0 } else { LEDGER.0 };
+        let call = Frame { kind: FrameKind::Call, service, call: u64::from(*code), message };
+        write_frame(&mut to, &call).await.unwrap();
+        let answer = loop {
+            let frame = read_frame(&mut from).await.unwrap().unwrap();
+            if (frame.kind, frame.call) == (FrameKind::Answer, u64::from(*code)) {
+                break frame.message;
+            }
+        };
+        // Any answer that cannot be read as this one is no refusal.
+        let answer = message::unpack_answer::<bool>(&answer.body, bytes::Bytes::new());
+        found.insert(*name, answer.ok().and_then(|(_, answer)| answer.err()));
+    }
+    found
+}
+
+#[test]
+fn a_stranger_may_ask_to_join_and_nothing_else_and_users_may_not_ask_for_nodes() {
+    run(async {
+        for (name, refusal) in refusals(Trust::Stranger).await {
+            // There is no service that takes it in; the fields of the others are not even read.
+            let expected = if name == "Join" { Refusal::Malformed } else { Refusal::Forbidden };
+            assert_eq!(refusal, Some(expected), "{name}");
+        }
+        let of_users = refusals(Trust::Users).await;
+        for (name, _) in CLUSTER.0.iter().chain(HOST.0) {
+            assert_eq!(of_users[name], Some(Refusal::Forbidden), "{name}");
+        }
+        assert_eq!(of_users["Drives"], Some(Refusal::Forbidden));
+        assert!(refusals(Trust::Full).await.values().all(|refusal| *refusal != Some(Refusal::Forbidden)));
     });
 }

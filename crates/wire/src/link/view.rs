@@ -8,6 +8,7 @@ use base::FsError;
 use super::Peer;
 use super::owner::as_fs_error;
 use crate::BoxFuture;
+use crate::message::VIEW;
 use crate::view::{NEWS_WAIT_MAX, ViewReply, ViewRequest, ViewService};
 
 /// How much longer than the wait for news a call waits for its answer.
@@ -28,7 +29,7 @@ impl RemoteViews {
 impl ViewService for RemoteViews {
     fn ask(&self, request: ViewRequest) -> BoxFuture<'_, Result<ViewReply, FsError>> {
         Box::pin(async move {
-            let asked = self.peer.ask_views(&request, NEWS_WAIT_MAX + PATIENCE);
+            let asked = self.peer.ask_process(&VIEW, &request, NEWS_WAIT_MAX + PATIENCE);
             asked.await.map_err(as_fs_error)?
         })
     }

@@ -1,11 +1,15 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use base::{DriveId, DriveUuid, Epoch, ExtentId, FsError, Ino, LeaseId, PgId, Seq, ShardIndex};
+use base::{DriveId, DriveUuid, Epoch, ExtentId, FsError, Ino, LeaseId, NodeId, PgId, Seq, ShardIndex};
 use serde::de::{DeserializeOwned, Deserializer, Error as _, Visitor};
 
 use super::*;
 use crate::claim::HeldLease;
+use crate::cluster::{
+    ClusterReply, ClusterRequest, Declined, HostReply, HostRequest, HostedDrive, JoinReply, JoinRequest,
+    Joined, NewNode, NodeAddresses, RecordsNews,
+};
 use crate::damage::DamageRequest;
 use crate::drive::{
     DriveHealth, DriveMark, GetPurpose, IoPath, PutPurpose, ShardClass, ShardNote, ShardShape,
@@ -59,7 +63,10 @@ fn every_operation_has_a_code_of_its_own() {
     assert_eq!(listed(DRIVE), names::<DriveRequest>());
     assert_eq!(listed(REPLICA), names::<ReplicaRequest>());
     assert_eq!(listed(VIEW), names::<ViewRequest>());
-    let codes: Vec<u16> = [GREET, SESSION, OWNER, DRIVE, REPLICA, VIEW]
+    assert_eq!(listed(JOIN), names::<JoinRequest>());
+    assert_eq!(listed(CLUSTER), names::<ClusterRequest>());
+    assert_eq!(listed(HOST), names::<HostRequest>());
+    let codes: Vec<u16> = [GREET, SESSION, OWNER, DRIVE, REPLICA, VIEW, JOIN, CLUSTER, HOST]
         .iter()
         .flat_map(|all| all.0)
         .map(|(_, code)| *code)
@@ -263,6 +270,9 @@ fn view() -> ViewReply {
         provisioned_bytes: Some(1 << 40),
         ssd_bytes: None,
         store: Bytes::from_static(b"{}"),
+        owner: NodeId(2),
+        nodes: addresses(),
+        away: vec![DriveId(4)],
     }))
 }
 
@@ -317,6 +327,90 @@ fn sessions() -> Vec<SessionRequest> {
         SessionRequest::Connect { stream: 1 },
         SessionRequest::Resume { stream: 2, session: SessionId(4), claim },
         SessionRequest::Attach { stream: 1, seen: 300 },
+    ]
+}
+
+fn new_node() -> NewNode {
+    NewNode {
+        token: 3,
+        secret: Bytes::from_static(b"secret"),
+        name: "n2".to_owned(),
+        request: Bytes::from_static(b"request"),
+        addresses: vec!["10.0.0.2:7740".to_owned()],
+        zone: "z".to_owned(),
+        rack: "r".to_owned(),
+    }
+}
+
+fn addresses() -> Vec<NodeAddresses> {
+    vec![NodeAddresses { node: NodeId(2), addresses: vec!["10.0.0.2:7740".to_owned()] }]
+}
+
+fn cluster_requests() -> Vec<ClusterRequest> {
+    vec![
+        ClusterRequest::Records {
+            known: Seq(300),
+            epoch: Epoch(4),
+            after: Bytes::from_static(b"key"),
+            wait_ms: 500,
+        },
+        ClusterRequest::Manage {
+            node: NodeId(2),
+            id: 5,
+            method: "POST".to_owned(),
+            path: "/v1/drives".to_owned(),
+            body: Bytes::from_static(b"{}"),
+        },
+        ClusterRequest::Renew {
+            node: NodeId(2),
+            request: Bytes::from_static(b"request"),
+            addresses: vec!["10.0.0.2:7740".to_owned()],
+        },
+    ]
+}
+
+fn host_requests() -> Vec<HostRequest> {
+    vec![
+        HostRequest::Format { drive: DriveId(7), path: Some("/d".to_owned()), size_bytes: Some(300) },
+        HostRequest::Reopen { drive: DriveId(7) },
+        HostRequest::Close { drive: DriveId(7) },
+        HostRequest::Drives,
+    ]
+}
+
+/// Answers of nodes to each other.
+fn answers_of_nodes() -> Vec<(&'static str, Vec<u8>)> {
+    let text = str::to_owned;
+    let joined = Joined {
+        node: NodeId(2),
+        certificate: text("own"),
+        authorities: text("all"),
+        cluster_key: Bytes::from_static(b"key"),
+        nodes: addresses(),
+    };
+    let records = vec![(Bytes::from_static(b"k"), Bytes::from_static(b"v"))];
+    let news = RecordsNews { seq: Seq(300), epoch: Epoch(4), is_copy: true, records, more: true };
+    let drive = HostedDrive {
+        drive: DriveId(7),
+        path: text("/d"),
+        problem: Some(text("gone")),
+        older: Some(text("x")),
+    };
+    let body = Bytes::from_static(b"{}");
+    vec![
+        ("answer: joined", encoding::encode(&Ok::<_, Declined>(JoinReply::Joined(joined)))),
+        ("answer: declined", encoding::encode(&Err::<JoinReply, _>(Declined(text("why"))))),
+        ("answer: records", encoding::encode(&ClusterReply::Records(news))),
+        (
+            "answer: renewed",
+            encoding::encode(&ClusterReply::Renewed { certificate: text("own"), authorities: text("all") }),
+        ),
+        ("answer: managed", encoding::encode(&ClusterReply::Managed { status: 200, body })),
+        (
+            "answer: formatted",
+            encoding::encode(&HostReply::Formatted { uuid: DriveUuid([7; 16]), capacity_bytes: 300 }),
+        ),
+        ("answer: drives", encoding::encode(&HostReply::Drives(vec![drive]))),
     ]
 }
 
@@ -404,7 +498,11 @@ fn messages_have_the_golden_bytes() {
     all.extend(lines(OWNER, owner_requests()));
     all.extend(lines(REPLICA, replica_requests()));
     all.extend(lines(VIEW, view_requests()));
+    all.extend(lines(JOIN, vec![JoinRequest::Join(new_node())]));
+    all.extend(lines(CLUSTER, cluster_requests()));
+    all.extend(lines(HOST, host_requests()));
     all.extend(lines(DRIVE, drive_requests()));
+    all.extend(answers_of_nodes().into_iter().map(|(name, bytes)| format!("{name} {}", hex(&bytes))));
     all.extend(others().into_iter().map(|(name, bytes)| format!("{name} {}", hex(&bytes))));
     let text = all.join("\n") + "\n";
     if text != include_str!("golden.txt") {

@@ -1,0 +1,33 @@
+//! Calls about nodes and tokens.
+
+use hyper::Method;
+
+use super::{AdminClient, CallError};
+use crate::nodes::{CreateToken, NewToken, NodeInfo, TokenInfo};
+
+impl AdminClient {
+    /// All nodes by number.
+    pub async fn nodes(&self) -> Result<Vec<NodeInfo>, CallError> {
+        self.call(Method::GET, "/v1/nodes", None::<&()>).await
+    }
+
+    /// Takes a node without drives out of the cluster.
+    pub async fn remove_node(&self, id: u32) -> Result<NodeInfo, CallError> {
+        self.call(Method::DELETE, &format!("/v1/nodes/{id}"), None::<&()>).await
+    }
+
+    /// Makes a token with which nodes join.
+    pub async fn create_token(&self, request: &CreateToken) -> Result<NewToken, CallError> {
+        self.call(Method::POST, "/v1/tokens", Some(request)).await
+    }
+
+    /// All tokens by number.
+    pub async fn tokens(&self) -> Result<Vec<TokenInfo>, CallError> {
+        self.call(Method::GET, "/v1/tokens", None::<&()>).await
+    }
+
+    /// Removes a token.
+    pub async fn remove_token(&self, id: u32) -> Result<TokenInfo, CallError> {
+        self.call(Method::DELETE, &format!("/v1/tokens/{id}"), None::<&()>).await
+    }
+}

@@ -1,0 +1,76 @@
+//! Nodes and the tokens with which they join: requests to a node, and their answers.
+
+use serde::{Deserialize, Serialize};
+use wire::BoxFuture;
+
+use crate::api::AdminError;
+
+/// A node of the cluster.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeInfo {
+    /// Its number.
+    pub id: u32,
+    /// Its name.
+    pub name: String,
+    /// Its zone; empty: not said.
+    pub zone: String,
+    /// Its rack; empty: not said.
+    pub rack: String,
+    /// Where others reach it.
+    pub addresses: Vec<String>,
+    /// `up`, or `unreachable`: it does not answer the node that owns the control ledger.
+    pub state: String,
+    /// Its drives that are not out.
+    pub drives: u32,
+    /// Their size together.
+    pub capacity_bytes: u64,
+    /// Whether it owns the control ledger.
+    pub owner: bool,
+}
+
+/// What a new token allows.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CreateToken {
+    /// Seconds for which it is valid.
+    pub expires_in_s: u64,
+    /// How many nodes may join with it.
+    pub uses: u32,
+}
+
+/// A new token.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NewToken {
+    /// What is known of it later.
+    #[serde(flatten)]
+    pub info: TokenInfo,
+    /// Its text, shown only once.
+    pub token: String,
+}
+
+/// A token. Its secret is not known any more.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TokenInfo {
+    /// Its number.
+    pub id: u32,
+    /// `valid`, `used` or `expired`.
+    pub state: String,
+    /// Seconds for which it is still valid.
+    pub expires_in_s: u64,
+    /// How many nodes may still join with it.
+    pub uses_left: u32,
+}
+
+/// Nodes of a cluster.
+pub trait NodesControl: Send + Sync {
+    /// All nodes by number.
+    fn nodes(&self) -> BoxFuture<'_, Result<Vec<NodeInfo>, AdminError>>;
+    /// Takes a node without drives out of the cluster.
+    fn remove_node(&self, id: u32) -> BoxFuture<'_, Result<NodeInfo, AdminError>>;
+    /// Makes a token.
+    fn create_token(&self, request: CreateToken) -> BoxFuture<'_, Result<NewToken, AdminError>>;
+    /// All tokens by number.
+    fn tokens(&self) -> BoxFuture<'_, Result<Vec<TokenInfo>, AdminError>>;
+    /// Removes a token: no node can join with it any more.
+    fn remove_token(&self, id: u32) -> BoxFuture<'_, Result<TokenInfo, AdminError>>;
+}

@@ -1,0 +1,29 @@
+//! Routes for nodes and tokens.
+
+use axum::extract::{Path, State};
+use axum::routing::{delete, get};
+use axum::{Json, Router};
+
+use super::{Node, answer};
+use crate::nodes::CreateToken;
+
+pub(super) fn router() -> Router<Node> {
+    Router::new()
+        .route("/v1/nodes", get(async |State(node): State<Node>| answer(node.nodes().await)))
+        .route(
+            "/v1/nodes/{id}",
+            delete(async |State(node): State<Node>, Path(id): Path<u32>| answer(node.remove_node(id).await)),
+        )
+        .route(
+            "/v1/tokens",
+            get(async |State(node): State<Node>| answer(node.tokens().await)).post(
+                async |State(node): State<Node>, Json(request): Json<CreateToken>| {
+                    answer(node.create_token(request).await)
+                },
+            ),
+        )
+        .route(
+            "/v1/tokens/{id}",
+            delete(async |State(node): State<Node>, Path(id): Path<u32>| answer(node.remove_token(id).await)),
+        )
+}

@@ -1,0 +1,176 @@
+//! Arguments of `join`, `node` and `token`.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use control::Token;
+
+use super::size;
+use crate::node::PORT;
+
+const JOIN_HELP: &str = "The other machine must run with an address: forebay start DIR --address ADDRESS. The new node is started, and its
+drives take new data of all filesystems at once. What is stored moves only if `forebay fs balance` asks for that.
+
+Examples:
+  forebay token create /srv/forebay                              on a node of the cluster
+  forebay join forebay1.AbC... /srv/forebay --drive /dev/sdb     on the new machine
+  forebay join forebay1.AbC... /srv/forebay --drives 2 --domain rack=r1";
+
+/// What `join` takes.
+#[derive(Debug, Args)]
+#[command(after_help = JOIN_HELP)]
+pub(crate) struct JoinArgs {
+    /// A token, as `forebay token create` prints it.
+    pub(crate) token: Token,
+    /// The directory of the new node; created if it does not exist.
+    pub(crate) dir: PathBuf,
+    /// Use this block device or file as a drive; may be repeated.
+    #[arg(long = "drive", value_name = "PATH")]
+    pub(crate) drive_paths: Vec<PathBuf>,
+    /// Make this many drive files in DIR/drives. Default: 1 if no drive is named.
+    #[arg(long, value_name = "N", conflicts_with = "drive_paths")]
+    pub(crate) drives: Option<u32>,
+    /// Size of each drive file, such as 10GiB. Default: as the smallest drive of the cluster.
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(crate) drive_size: Option<u64>,
+    /// Name of the node, unique in the cluster. Default: the name of the machine.
+    #[arg(long)]
+    pub(crate) name: Option<String>,
+    #[command(flatten)]
+    pub(crate) address: AddressArgs,
+    /// Where the machine stands: zone, rack or both. Copies of data are spread over them.
+    #[arg(long, value_name = "rack=R,zone=Z", value_delimiter = ',', value_parser = domain)]
+    pub(crate) domain: Vec<Domain>,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Where other machines reach a node.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct AddressArgs {
+    /// Let other machines reach this node at this address; port 7740 if none is given. Kept for the next start.
+    #[arg(long, value_name = "ADDRESS[:PORT]", value_parser = listen)]
+    pub(crate) address: Option<SocketAddr>,
+    /// What the others are told instead, where that is not the same; may be repeated.
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(crate) advertise: Vec<String>,
+}
+
+/// A failure domain of a node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Domain {
+    Rack(String),
+    Zone(String),
+}
+
+fn domain(text: &str) -> Result<Domain, String> {
+    match text.split_once('=') {
+        Some(("rack", name)) if !name.is_empty() => Ok(Domain::Rack(name.to_owned())),
+        Some(("zone", name)) if !name.is_empty() => Ok(Domain::Zone(name.to_owned())),
+        _ => Err("it is rack=NAME or zone=NAME".to_owned()),
+    }
+}
+
+fn listen(text: &str) -> Result<SocketAddr, String> {
+    let with_port = || text.parse().map(|ip| SocketAddr::new(ip, PORT));
+    text.parse().or_else(|_| with_port()).map_err(|_| "an IP address, with or without a port".to_owned())
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
+    let unit_s = match unit {
+        "s" => 1,
+        "m" => 60,
+        "h" => 3600,
+        "d" => 86_400,
+        _ => return Err("a number with s, m, h or d, such as 1h".to_owned()),
+    };
+    let number: u64 = number.parse().map_err(|_| "a number with s, m, h or d, such as 1h".to_owned())?;
+    number.checked_mul(unit_s).map(Duration::from_secs).ok_or_else(|| "too long".to_owned())
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum NodeCommand {
+    /// List the nodes of the cluster.
+    #[command(after_help = "Example:\n  forebay node list /srv/forebay")]
+    List {
+        /// The directory of any node.
+        dir: PathBuf,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Take a node out of the cluster: its certificate is of no use from then on. Its drives must be out before.
+    #[command(after_help = "Example:\n  forebay node remove /srv/forebay 3")]
+    Remove {
+        /// The directory of any other node.
+        dir: PathBuf,
+        /// Its number.
+        id: u32,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum TokenCommand {
+    /// Make a token with which other machines join the cluster. It is a secret.
+    #[command(after_help = "Example:\n  forebay token create /srv/forebay --expires 2h --uses 3")]
+    Create {
+        /// The directory of any node.
+        dir: PathBuf,
+        /// How long it is valid.
+        #[arg(long, value_name = "TIME", default_value = "1h", value_parser = duration)]
+        expires: Duration,
+        /// How many machines may join with it.
+        #[arg(long, value_name = "N", default_value_t = 1)]
+        uses: u32,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// List tokens.
+    #[command(after_help = "Example:\n  forebay token list /srv/forebay")]
+    List {
+        /// The directory of any node.
+        dir: PathBuf,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Remove a token: no machine can join with it any more.
+    #[command(after_help = "Example:\n  forebay token remove /srv/forebay 3")]
+    Remove {
+        /// The directory of any node.
+        dir: PathBuf,
+        /// Its number.
+        id: u32,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_durations_and_domains() {
+        assert_eq!(listen("10.0.0.1").unwrap().to_string(), "10.0.0.1:7740");
+        assert_eq!(listen("[::1]:80").unwrap().to_string(), "[::1]:80");
+        assert_eq!(listen("::1").unwrap().to_string(), "[::1]:7740");
+        assert!(listen("host:80").is_err());
+        assert_eq!(duration("90m").unwrap(), Duration::from_secs(5400));
+        assert!(
+            duration("1w").is_err() && duration("h").is_err() && duration("99999999999999999999h").is_err()
+        );
+        assert!(duration("9999999999999999d").is_err());
+        assert_eq!(domain("rack=r1").unwrap(), Domain::Rack("r1".to_owned()));
+        assert!(domain("row=1").is_err() && domain("rack=").is_err());
+    }
+}

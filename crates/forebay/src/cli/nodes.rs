@@ -1,0 +1,175 @@
+//! `join`, `node` and `token`.
+
+use std::path::Path;
+
+use admin::{AddDrive, CreateToken, DriveInfo, NodeInfo, TokenInfo};
+use anyhow::{Result, bail};
+use comfy_table::Table;
+use serde::Serialize;
+
+use super::args::{Domain, JoinArgs, NodeCommand, TokenCommand};
+use super::output::{Format, bytes, print, table};
+use super::{absolute, ask, env, picture, start};
+use crate::member::{JoinOptions, join as join_cluster};
+use crate::node::{NodeDir, is_locked};
+
+/// What `join --json` prints.
+#[derive(Serialize)]
+struct Joined {
+    node: NodeInfo,
+    drives: Vec<DriveInfo>,
+    filesystems: Vec<Survives>,
+}
+
+#[derive(Serialize)]
+struct Survives {
+    name: String,
+    profile: String,
+    protection: String,
+}
+
+pub(super) fn join(args: JoinArgs) -> Result<()> {
+    let dir = NodeDir::new(&args.dir);
+    let named = |wanted: fn(&Domain) -> Option<&String>| {
+        args.domain.iter().find_map(wanted).cloned().unwrap_or_default()
+    };
+    let zone = named(|domain| if let Domain::Zone(zone) = domain { Some(zone) } else { None });
+    let rack = named(|domain| if let Domain::Rack(rack) = domain { Some(rack) } else { None });
+    let options = JoinOptions {
+        token: args.token.clone(),
+        name: args.name.clone(),
+        listen: args.address.address,
+        advertise: args.address.advertise.clone(),
+        zone,
+        rack,
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    runtime.block_on(join_cluster(&env(), &dir, options))?;
+    runtime.shutdown_background();
+    if !is_locked(&env(), &dir) {
+        start::in_background(&dir, ["start".into(), args.dir.clone().into()])?;
+    }
+    let here = here(&dir)?;
+    // A repetition after an error makes only what is missing.
+    let known: Vec<String> = drives_of(&args.dir, here)?.into_iter().map(|drive| drive.path).collect();
+    let named: Vec<String> = args.drive_paths.iter().map(|path| absolute(path)).collect::<Result<_>>()?;
+    let files_there = known.iter().filter(|path| !named.contains(path)).count();
+    let files = args.drives.unwrap_or(u32::from(named.is_empty())) as usize;
+    let named = named.into_iter().filter(|path| !known.contains(path)).map(Some);
+    let wanted = named.chain((files_there..files).map(|_| None));
+    for path in wanted {
+        let request = AddDrive { path, size_bytes: args.drive_size, node: None };
+        ask(&args.dir, |client| async move { client.add_drive(&request).await })?;
+    }
+    show_joined(&args.dir, here, args.json.into())
+}
+
+/// The number of the node in a directory.
+fn here(dir: &NodeDir) -> Result<u32> {
+    let identity = crate::identity::IdentityFiles::new(&env(), dir);
+    match identity.membership()? {
+        Some(membership) => Ok(membership.node.0),
+        None => bail!("the node in {} has not joined a cluster", dir.root().display()),
+    }
+}
+
+fn drives_of(dir: &Path, node: u32) -> Result<Vec<DriveInfo>> {
+    let status = picture(dir)?;
+    Ok(status.drives.into_iter().filter(|drive| drive.node == node && drive.state != "out").collect())
+}
+
+fn show_joined(dir: &Path, here: u32, format: Format) -> Result<()> {
+    let status = picture(dir)?;
+    let nodes = ask(dir, |client| async move { client.nodes().await })?;
+    let Some(node) = nodes.into_iter().find(|node| node.id == here) else {
+        bail!("the cluster does not know this node any more: node={here}");
+    };
+    let filesystems = status.filesystems.iter().map(|filesystem| Survives {
+        name: filesystem.name.clone(),
+        profile: filesystem.profile.clone(),
+        protection: filesystem.protection.clone(),
+    });
+    let joined = Joined {
+        node,
+        filesystems: filesystems.collect(),
+        drives: status.drives.into_iter().filter(|drive| drive.node == here).collect(),
+    };
+    print(format, &joined, |joined| {
+        let shown = dir.display();
+        let mut text = format!(
+            "node {} ({}) has joined, with {} drives; others reach it at {}\n",
+            joined.node.id,
+            joined.node.name,
+            joined.drives.len(),
+            joined.node.addresses.join(", ")
+        );
+        for Survives { name, profile, protection } in &joined.filesystems {
+            text += &format!("  {name:<10} {profile}: {protection}\n");
+            text += &format!("  {:<10} spread what is stored: forebay fs balance {shown} {name}\n", "");
+        }
+        text += &format!("  {:<10} forebay mount {shown} PATH", "mount with");
+        text
+    })
+}
+
+pub(super) fn node(command: NodeCommand) -> Result<()> {
+    match command {
+        NodeCommand::List { dir, json } => {
+            let nodes = ask(&dir, |client| async move { client.nodes().await })?;
+            print(json.into(), &nodes, |nodes| node_table(nodes).to_string())
+        }
+        NodeCommand::Remove { dir, id, json } => {
+            let node = ask(&dir, |client| async move { client.remove_node(id).await })?;
+            print(json.into(), &node, |node| format!("node is removed: id={} name={}", node.id, node.name))
+        }
+    }
+}
+
+fn node_table(nodes: &[NodeInfo]) -> Table {
+    let mut table = table(&["NODE", "NAME", "STATE", "ZONE", "RACK", "DRIVES", "CAPACITY", "ADDRESSES", ""]);
+    let or_none = |text: &str| if text.is_empty() { "-".to_owned() } else { text.to_owned() };
+    for node in nodes {
+        table.add_row([
+            node.id.to_string(),
+            node.name.clone(),
+            node.state.clone(),
+            or_none(&node.zone),
+            or_none(&node.rack),
+            node.drives.to_string(),
+            bytes(node.capacity_bytes),
+            or_none(&node.addresses.join(" ")),
+            if node.owner { "owns the metadata" } else { "" }.to_owned(),
+        ]);
+    }
+    table
+}
+
+pub(super) fn token(command: TokenCommand) -> Result<()> {
+    match command {
+        TokenCommand::Create { dir, expires, uses, json } => {
+            let request = CreateToken { expires_in_s: expires.as_secs(), uses };
+            let new = ask(&dir, |client| async move { client.create_token(&request).await })?;
+            print(json.into(), &new, |new| new.token.clone())
+        }
+        TokenCommand::List { dir, json } => {
+            let tokens = ask(&dir, |client| async move { client.tokens().await })?;
+            print(json.into(), &tokens, |tokens| token_table(tokens).to_string())
+        }
+        TokenCommand::Remove { dir, id, json } => {
+            let token = ask(&dir, |client| async move { client.remove_token(id).await })?;
+            print(json.into(), &token, |token| format!("token is removed: id={}", token.id))
+        }
+    }
+}
+
+fn token_table(tokens: &[TokenInfo]) -> Table {
+    let mut table = table(&["TOKEN", "STATE", "USES LEFT", "EXPIRES"]);
+    for token in tokens {
+        let expires = match token.expires_in_s {
+            0 => "-".to_owned(),
+            left_s => format!("in {left_s} s"),
+        };
+        table.add_row([token.id.to_string(), token.state.clone(), token.uses_left.to_string(), expires]);
+    }
+    table
+}

@@ -1,0 +1,119 @@
+//! `DIR/identity`: by which key and certificate others in the cluster know this process; drawn in `docs/formats/node.md`.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use base::env::Env;
+use base::{ClusterId, NodeId};
+use control::{Authority, NewKey};
+use serde::{Deserialize, Serialize};
+use wire::cluster::NodeAddresses;
+use wire::identity::Identity;
+
+use crate::node::NodeDir;
+
+/// The node that owns all ledgers: they cannot move yet.
+pub(crate) const OWNER: NodeId = NodeId(0);
+
+/// The files of an identity.
+pub(crate) struct IdentityFiles {
+    env: Env,
+    dir: PathBuf,
+}
+
+/// The place of this node in its cluster, as far as it must be known before others are reached.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Membership {
+    /// The cluster.
+    pub(crate) cluster: ClusterId,
+    /// The number of this node.
+    pub(crate) node: NodeId,
+    /// Where the node listens: `address:port`.
+    pub(crate) listen: SocketAddr,
+    /// Where others reach it: `host:port`.
+    pub(crate) addresses: Vec<String>,
+    /// The nodes, with their addresses, as they were last.
+    pub(crate) nodes: Vec<NodeAddresses>,
+}
+
+impl IdentityFiles {
+    pub(crate) fn new(env: &Env, dir: &NodeDir) -> Self {
+        Self { env: env.clone(), dir: dir.identity() }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+
+    fn read(&self, name: &str) -> Result<Option<String>> {
+        let path = self.path(name);
+        if !self.env.files.exists(&path) {
+            return Ok(None);
+        }
+        let bytes = self.env.files.read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        String::from_utf8(bytes).map(Some).with_context(|| format!("not understood: {}", path.display()))
+    }
+
+    fn write(&self, name: &str, text: &str) -> Result<()> {
+        let files = &self.env.files;
+        files.create_dir_all(&self.dir).with_context(|| format!("cannot create {}", self.dir.display()))?;
+        rustix::fs::chmod(&self.dir, rustix::fs::Mode::RWXU)
+            .with_context(|| format!("cannot protect {}", self.dir.display()))?;
+        let path = self.path(name);
+        files.write_atomic(&path, text.as_bytes()).with_context(|| format!("cannot write {}", path.display()))
+    }
+
+    /// The key of this process, which is made if there is none.
+    pub(crate) fn key(&self) -> Result<NewKey> {
+        match self.read("key.pem")? {
+            Some(pem) => Ok(NewKey::of_pem(&pem)?),
+            None => {
+                let key = NewKey::make()?;
+                self.write("key.pem", &key.key_pem)?;
+                Ok(key)
+            }
+        }
+    }
+
+    /// Keeps the certificate for the key, and those of the authorities.
+    pub(crate) fn keep(&self, certificate: &str, authorities: &str) -> Result<()> {
+        self.write("authorities.pem", authorities)?;
+        self.write("certificate.pem", certificate)
+    }
+
+    /// The identity, once there is a certificate.
+    pub(crate) fn load(&self) -> Result<Option<Identity>> {
+        let (key, certificate) = (self.read("key.pem")?, self.read("certificate.pem")?);
+        let (Some(key), Some(certificate), Some(authorities)) =
+            (key, certificate, self.read("authorities.pem")?)
+        else {
+            return Ok(None);
+        };
+        let identity = Identity::new(&certificate, &key, &authorities);
+        identity.map(Some).with_context(|| format!("not understood: {}", self.dir.display()))
+    }
+
+    /// Keeps the key of the cluster's authority.
+    pub(crate) fn keep_authority(&self, authority: &Authority) -> Result<()> {
+        self.write("authority-key.pem", authority.key_pem())
+    }
+
+    /// The cluster's authority, if its key is here.
+    pub(crate) fn authority(&self, certificate: &str) -> Result<Option<Authority>> {
+        let key = self.read("authority-key.pem")?;
+        Ok(key.map(|key| Authority::of_pem(certificate, &key)).transpose()?)
+    }
+
+    /// The place of this node in a cluster that it joined.
+    pub(crate) fn membership(&self) -> Result<Option<Membership>> {
+        let text = self.read("membership.json")?;
+        let parsed = text.map(|text| serde_json::from_str(&text)).transpose();
+        parsed.with_context(|| format!("not understood: {}", self.path("membership.json").display()))
+    }
+
+    pub(crate) fn keep_membership(&self, membership: &Membership) -> Result<()> {
+        self.write("membership.json", &serde_json::to_string_pretty(membership)?)
+    }
+}

@@ -1,0 +1,155 @@
+//! How a node joins: it makes a key, shows the token to a node of the cluster, and keeps the certificate that it gets.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use base::env::Env;
+use bytes::Bytes;
+use control::{Token, check_address};
+use tokio::runtime::Handle;
+use wire::cluster::{JoinReply, JoinRequest, Joined, NewNode};
+use wire::link::{Dial, Peer, PeerOptions, connect_as_stranger};
+
+use crate::identity::{IdentityFiles, Membership};
+use crate::node::{NodeDir, PORT, is_locked, prepare_dir};
+
+/// How long the cluster may take to answer.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How long one address is tried.
+const ADDRESS_PATIENCE: Duration = Duration::from_secs(3);
+
+/// What a new node says of itself.
+pub(crate) struct JoinOptions {
+    pub(crate) token: Token,
+    pub(crate) name: Option<String>,
+    pub(crate) listen: Option<SocketAddr>,
+    pub(crate) advertise: Vec<String>,
+    pub(crate) zone: String,
+    pub(crate) rack: String,
+}
+
+/// Joins the cluster of the token. A node that joined before and is not running asks again: the cluster may be elsewhere now.
+pub(crate) async fn join(env: &Env, dir: &NodeDir, options: JoinOptions) -> Result<()> {
+    let identity = IdentityFiles::new(env, dir);
+    let root = dir.root().display();
+    if env.files.exists(&dir.meta_dirs()) || env.files.exists(&dir.meta()) {
+        bail!("there is a cluster in {root} already: join in another directory, a new node has no data");
+    }
+    let known = identity.membership()?;
+    if let Some(known) = known.as_ref().filter(|known| known.cluster != options.token.cluster) {
+        bail!("the node in {root} belongs to another cluster: cluster={}", known.cluster);
+    }
+    if known.is_some() && is_locked(env, dir) {
+        return Ok(());
+    }
+    let _lock = prepare_dir(env, dir)?;
+    let listen = match (options.listen, &known) {
+        (Some(listen), _) => listen,
+        (None, Some(known)) => known.listen,
+        (None, None) => own_address(&options.token)?,
+    };
+    let addresses = reached_at(listen, options.advertise)?;
+    // Found out before the token is used.
+    let bound = std::net::TcpListener::bind(listen);
+    drop(bound.with_context(|| format!("cannot listen at {listen}: give another address with --address"))?);
+    let key = identity.key()?;
+    let hostname = || rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let request = JoinRequest::Join(NewNode {
+        token: options.token.id,
+        secret: options.token.secret.clone(),
+        name: options.name.unwrap_or_else(hostname),
+        request: Bytes::from(key.request),
+        addresses: addresses.clone(),
+        zone: options.zone,
+        rack: options.rack,
+    });
+    let Joined { node, certificate, authorities, cluster_key, nodes } =
+        ask(env, &options.token, &request).await?;
+    identity.keep(&certificate, &authorities)?;
+    let path = dir.node_key();
+    env.files
+        .write_atomic(&path, &cluster_key)
+        .with_context(|| format!("cannot write {}", path.display()))?;
+    // This file makes it a node.
+    let membership = Membership { cluster: options.token.cluster, node, listen, addresses, nodes };
+    identity.keep_membership(&membership)
+}
+
+/// Where others reach a node that listens there.
+pub(super) fn reached_at(listen: SocketAddr, advertise: Vec<String>) -> Result<Vec<String>> {
+    let addresses = match advertise.is_empty() {
+        false => advertise,
+        true if listen.ip().is_unspecified() => bail!(
+            "{listen} is all addresses of this machine: say with --advertise HOST:PORT at which one others reach it"
+        ),
+        true => vec![listen.to_string()],
+    };
+    for address in &addresses {
+        check_address(address)?;
+    }
+    Ok(addresses)
+}
+
+/// The address of this machine from which the cluster is reached.
+fn own_address(token: &Token) -> Result<SocketAddr> {
+    for address in &token.addresses {
+        // Nothing is sent: the system says which way packets would go.
+        let Ok(socket) =
+            std::net::UdpSocket::bind(("::", 0)).or_else(|_| std::net::UdpSocket::bind(("0.0.0.0", 0)))
+        else {
+            continue;
+        };
+        if socket.connect(address.as_str()).is_err() {
+            continue;
+        }
+        if let Ok(local) = socket.local_addr() {
+            let ip = local.ip().to_canonical();
+            return Ok(SocketAddr::new(ip, PORT));
+        }
+    }
+    bail!("no way to {}: is this machine on the network of the cluster?", token.addresses.join(", "))
+}
+
+/// Shows the token at one of the cluster's nodes.
+async fn ask(env: &Env, token: &Token, request: &JoinRequest) -> Result<Joined> {
+    if token.addresses.is_empty() {
+        bail!("the token has no address of a node");
+    }
+    // Why no node was reached, and which address is next.
+    let failed: Arc<std::sync::Mutex<(String, usize)>> = Arc::default();
+    let (wanted, noted) = (token.clone(), failed.clone());
+    let dial: Dial = Arc::new(move || {
+        let (token, noted) = (wanted.clone(), noted.clone());
+        Box::pin(async move {
+            let turn = {
+                let mut noted = super::lock(&noted);
+                noted.1 += 1;
+                noted.1 - 1
+            };
+            let address = &token.addresses[turn % token.addresses.len()];
+            let connecting = connect_as_stranger(address, token.cluster, token.authority);
+            let connected = tokio::time::timeout(ADDRESS_PATIENCE, connecting).await;
+            let connected = connected.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
+            if let Err(error) = &connected {
+                super::lock(&noted).0 = format!("{address}: {error}");
+            }
+            connected
+        })
+    });
+    let peer =
+        Peer::new(PeerOptions { env: env.clone(), runtime: Handle::current(), dial, data_connections: 0 });
+    let answer = tokio::time::timeout(PATIENCE, wire::link::join(&peer, request)).await;
+    match answer {
+        Ok(Ok(JoinReply::Joined(joined))) => Ok(joined),
+        Ok(Err(declined)) => bail!("the cluster declines: {declined}"),
+        Err(_) => bail!(
+            "no node of the cluster answers: {} (tried {})",
+            super::lock(&failed).0,
+            token.addresses.join(", ")
+        ),
+    }
+}

@@ -1,0 +1,183 @@
+//! What operators ask at this node: mounts are its own, all else is passed on to the owner of the control ledger.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use admin::{AdminError, Answer, Answered, MountRequest, NodeStatus};
+use anyhow::Context;
+use bytes::Bytes;
+use control::FilesystemRecord;
+use serde::Serialize;
+use serde_json::{Value, json};
+use wire::BoxFuture;
+use wire::cluster::{ClusterReply, ClusterRequest, ClusterService};
+use wire::link::RemoteCluster;
+
+use super::{Member, lock};
+use crate::identity::OWNER;
+
+/// How long the owner of the control ledger may take to answer `status`.
+const STATUS_PATIENCE: std::time::Duration = std::time::Duration::from_secs(8);
+
+/// Answers operators.
+pub(super) struct Manager {
+    member: Arc<Member>,
+}
+
+fn answered<T: Serialize>(result: Result<T, AdminError>) -> Answered {
+    match result {
+        Ok(value) => (200, serde_json::to_vec(&value).unwrap_or_default().into()),
+        Err(error) => error.answer(),
+    }
+}
+
+/// The name of the filesystem in a path such as `/v1/filesystems/main/mount`.
+fn filesystem_in<'a>(path: &'a str, what: &str) -> Option<&'a str> {
+    let name = path.strip_prefix("/v1/filesystems/")?.strip_suffix(what)?.strip_suffix('/')?;
+    (!name.contains('/')).then_some(name)
+}
+
+impl Manager {
+    pub(super) fn new(member: Arc<Member>) -> Self {
+        Self { member }
+    }
+
+    /// Lets the owner of the control ledger answer.
+    async fn pass_on(&self, method: String, path: String, body: Bytes) -> Answered {
+        let request = ClusterRequest::Manage {
+            node: self.member.network.here(),
+            id: self.member.env.random.next_u64(),
+            method,
+            path,
+            body,
+        };
+        let asked = async {
+            let owner = self.member.network.fabric.peer(OWNER).context("the cluster has no owner")?;
+            anyhow::Ok(RemoteCluster::new(&owner).ask(request).await?)
+        };
+        match asked.await {
+            Ok(ClusterReply::Managed { status, body }) => (status, body),
+            Ok(ClusterReply::Records(_) | ClusterReply::Renewed { .. }) => AdminError::failed("the owner gave another answer").answer(),
+            Err(error) => AdminError::failed(format!(
+                "the node that owns the metadata of the cluster does not answer: {error:#}; see `forebay status` there"
+            ))
+            .answer(),
+        }
+    }
+
+    fn filesystem(&self, name: &str) -> Result<FilesystemRecord, AdminError> {
+        let cluster = self.member.cluster.borrow().clone();
+        let cluster = cluster.ok_or_else(|| AdminError::failed("this node does not know the cluster yet"))?;
+        let found = cluster.filesystems.values().find(|record| record.name == name).cloned();
+        found.ok_or_else(|| {
+            AdminError::not_found(format!("no such filesystem: name={name} (see `forebay fs list`)"))
+        })
+    }
+
+    async fn mount(&self, name: &str, body: &Bytes) -> Result<u32, AdminError> {
+        let request: MountRequest =
+            serde_json::from_slice(body).map_err(|error| AdminError::invalid(error.to_string()))?;
+        let id = self.filesystem(name)?.id;
+        let (path, nodes) = (request.path.map(PathBuf::from), self.member.nodes());
+        self.member.mounts.mount((id, name), path, request.options, &nodes).await?;
+        Ok(id)
+    }
+
+    async fn unmount(&self, name: &str) -> Result<(), AdminError> {
+        let id = self.filesystem(name)?.id;
+        self.member.mounts.unmount(id, name).await
+    }
+
+    /// The picture that the owner has of a filesystem, with the mount of this node.
+    async fn shown(&self, name: &str) -> Answered {
+        let (status, body) = self.status().await;
+        let Ok(Value::Object(picture)) = serde_json::from_slice(&body) else { return (status, body) };
+        let all = picture.get("filesystems").and_then(Value::as_array);
+        match all.and_then(|all| all.iter().find(|filesystem| filesystem["name"] == name)) {
+            Some(found) => answered(Ok(found)),
+            None => {
+                AdminError::failed("it is done; the node that owns the metadata does not tell more").answer()
+            }
+        }
+    }
+
+    async fn status(&self) -> Answered {
+        let asked = self.pass_on("GET".to_owned(), "/v1/status".to_owned(), Bytes::new());
+        let (status, body) = match tokio::time::timeout(STATUS_PATIENCE, asked).await {
+            Ok(answer) => answer,
+            Err(_) => (504, Bytes::new()),
+        };
+        let parsed = serde_json::from_slice::<NodeStatus>(&body).ok().filter(|_| status == 200);
+        let mut picture = match parsed {
+            Some(picture) => picture,
+            None => self.alone().await,
+        };
+        picture.pid = std::process::id();
+        picture.dir = self.member.dir.root().display().to_string();
+        picture.version = env!("CARGO_PKG_VERSION").to_owned();
+        picture.uptime_s = (self.member.env.clock.boot_ns() - self.member.started_ns) / 1_000_000_000;
+        picture.s3 = self.member.gate.url();
+        for filesystem in &mut picture.filesystems {
+            let path = self.member.mounts.path_of(&filesystem.name);
+            filesystem.mount = path.map(|path| path.display().to_string());
+            (filesystem.transport, filesystem.mount_process) = (None, None);
+        }
+        answered(Ok(picture))
+    }
+
+    /// What this node knows by itself.
+    async fn alone(&self) -> NodeStatus {
+        let open = self.member.host.services().await.len();
+        let why = lock(&self.member.problem).clone().unwrap_or_else(|| "it takes too long".to_owned());
+        NodeStatus {
+            alone: true,
+            state: "degraded".to_owned(),
+            problems: vec![format!(
+                "the node that owns the metadata of the cluster does not answer: {why}; {open} drives of this node are open, \
+                 and mounts wait"
+            )],
+            cluster: lock(&self.member.membership).cluster.to_string(),
+            ..NodeStatus::default()
+        }
+    }
+
+    async fn answer_here(&self, method: String, path: String, body: Bytes) -> Answered {
+        let plain = path.split('?').next().unwrap_or(&path).to_owned();
+        match (method.as_str(), plain.as_str()) {
+            ("GET", "/v1/status") => return self.status().await,
+            ("POST", "/v1/drives") => {
+                let mut request = serde_json::from_slice::<Value>(&body).unwrap_or_default();
+                if let Some(request) = request.as_object_mut()
+                    && request.get("node").is_none_or(Value::is_null)
+                {
+                    request.insert("node".to_owned(), json!(self.member.network.here().0));
+                }
+                return self.pass_on(method, path, request.to_string().into()).await;
+            }
+            _ => {}
+        }
+        if let Some(name) = filesystem_in(&plain, "mount") {
+            let done = match method.as_str() {
+                "POST" => self.mount(name, &body).await.map(drop),
+                _ => self.unmount(name).await,
+            };
+            return match done {
+                Ok(()) => self.shown(name).await,
+                Err(error) => error.answer(),
+            };
+        }
+        if let Some(name) = filesystem_in(&plain, "sync")
+            && let Err(error) = self.member.mounts.sync(name).await
+        {
+            return AdminError::conflict(format!("not all of filesystem {name} is durable: {error:#}"))
+                .answer();
+        }
+        self.pass_on(method, path, body).await
+    }
+}
+
+impl Answer for Manager {
+    fn answer(&self, method: String, path: String, body: Bytes) -> BoxFuture<'_, Answered> {
+        Box::pin(self.answer_here(method, path, body))
+    }
+}

@@ -1,0 +1,366 @@
+//! A node that joined a cluster: it serves its drives, mounts filesystems of the cluster, and passes on what operators want to the
+//! owner of the control ledger.
+
+mod gate;
+mod host;
+mod join;
+mod manage;
+mod mounts;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use base::DriveId;
+use base::env::{Env, File};
+use control::{Cluster, DriveRecord, Follower};
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use wire::cluster::{ClusterReply, ClusterRequest, ClusterService, HostService};
+use wire::link::{RemoteCluster, Services};
+
+use crate::identity::{IdentityFiles, Membership, OWNER};
+use crate::node::{
+    Addresses, CLIENTS_SOCKET, Clients, DriveMaker, DriveSettings, LocalDrives, MemoryPlan, Mounts, Network,
+    NodeDir, NodeFile, StartOptions, addresses_of, kept_settings, memory_budget, prepare_dir,
+    remove_leftovers,
+};
+use crate::remote::{OwnDrives, Routes};
+use gate::MemberGate;
+use host::DriveHost;
+use manage::Manager;
+use mounts::MemberMounts;
+
+use join::reached_at;
+pub(crate) use join::{JoinOptions, join};
+
+/// How often the node looks after its drives and mounts.
+const TICK: Duration = Duration::from_secs(1);
+/// Pause after a question to the owner that has no answer.
+const ASK_PAUSE: Duration = Duration::from_secs(1);
+/// How often the certificate is renewed, and the pause after that has failed.
+const RENEW_EVERY: Duration = Duration::from_secs(30 * 86_400);
+const RENEW_PAUSE: Duration = Duration::from_secs(60);
+/// Pause after S3 could not be started.
+const GATE_PAUSE: Duration = Duration::from_secs(5);
+/// Drives among which memory is divided, at least.
+const DRIVES_MIN: usize = 2;
+
+/// Refuses options of `start` that are for the node with the metadata.
+fn refuse_foreign(options: &StartOptions) -> Result<()> {
+    let given = [
+        ("--drives", options.drives.is_some()),
+        ("--drive-size", options.drive_bytes.is_some()),
+        ("--profile", options.profile.is_some()),
+        ("--mount", options.mount.is_some() || options.mount_options.is_some()),
+        ("--degraded", options.degraded),
+        ("--meta-dir", !options.meta_dirs.is_empty()),
+        ("--force-stale-metadata", options.force_stale_metadata),
+        ("--accept-older-metadata", options.accept_older_metadata),
+    ];
+    if let Some((name, _)) = given.into_iter().find(|(_, given)| *given) {
+        anyhow::bail!("{name} is for the node that has the metadata; this one has joined a cluster");
+    }
+    Ok(())
+}
+
+/// A node that joined a cluster.
+pub(crate) struct Member {
+    env: Env,
+    dir: NodeDir,
+    identity: IdentityFiles,
+    membership: Mutex<Membership>,
+    network: Network,
+    host: Arc<DriveHost>,
+    /// Services for mounts on this machine.
+    clients: Clients,
+    mounts: MemberMounts,
+    /// Drives that were named for this start, until it is known which ones they are.
+    named: Mutex<Vec<PathBuf>>,
+    gate: MemberGate,
+    /// Whether this start mounts what was mounted last.
+    mounts_again: bool,
+    runtime: Handle,
+    started_ns: u64,
+    /// What the cluster should be, as far as this node knows; `None`: it knows nothing yet.
+    cluster: watch::Sender<Option<Arc<Cluster>>>,
+    /// Why the owner of the control ledger does not answer.
+    problem: Mutex<Option<String>>,
+    stopping: watch::Sender<bool>,
+    tasks: Mutex<Vec<JoinHandle<()>>>,
+    /// The thread of the management socket.
+    serving: Mutex<Option<std::thread::JoinHandle<()>>>,
+    _lock: Arc<dyn File>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Member {
+    /// Whether the node in a directory has joined a cluster of others.
+    ///
+    /// # Errors
+    /// If that cannot be read: it must not be taken for a new directory.
+    pub(crate) fn is_in(env: &Env, dir: &NodeDir) -> Result<bool> {
+        Ok(IdentityFiles::new(env, dir).membership()?.is_some())
+    }
+
+    /// Starts the node. After an error nothing runs and nothing is mounted.
+    pub(crate) async fn start(env: Env, dir: NodeDir, options: StartOptions) -> Result<Arc<Self>> {
+        let (runtime, held) = (Handle::current(), prepare_dir(&env, &dir)?);
+        let identity = IdentityFiles::new(&env, &dir);
+        refuse_foreign(&options)?;
+        let mut membership = identity.membership()?.context("this node has not joined a cluster")?;
+        if options.listen.is_some() || !options.advertise.is_empty() {
+            membership.listen = options.listen.unwrap_or(membership.listen);
+            membership.addresses = reached_at(membership.listen, options.advertise.clone())?;
+            identity.keep_membership(&membership)?;
+        }
+        let settings = kept_settings(
+            &env,
+            &dir,
+            &StartOptions { listen: None, advertise: Vec::new(), ..options.clone() },
+        )?;
+        let network = Network::new(&env, &runtime, &identity)?;
+        remove_leftovers(&env, &dir)?;
+        let paths = Arc::new(LocalDrives::load(&env, &dir, Vec::new())?);
+        let budget_bytes = memory_budget(&env, settings.memory_bytes)?;
+        let memory = MemoryPlan::new(budget_bytes, paths.count().max(DRIVES_MIN), 1, 1);
+        let maker = DriveMaker {
+            env: env.clone(),
+            dir: dir.clone(),
+            cluster: membership.cluster,
+            node: membership.node,
+            settings: DriveSettings { io: options.io, trim: settings.trim, memory: memory.drive },
+            paths,
+        };
+        let member = Arc::new(Self {
+            started_ns: env.clock.boot_ns(),
+            mounts: MemberMounts::load(&env, &dir, membership.node, memory)?,
+            mounts_again: !options.no_mount,
+            named: Mutex::new(options.drive_paths.clone()),
+            gate: MemberGate::new(&env, &dir, &runtime, memory, options.s3.clone())?,
+            clients: Clients::new(&env),
+            host: DriveHost::new(maker),
+            env,
+            dir,
+            identity,
+            membership: Mutex::new(membership),
+            network,
+            runtime,
+            cluster: watch::Sender::new(None),
+            problem: Mutex::default(),
+            stopping: watch::Sender::new(false),
+            tasks: Mutex::default(),
+            serving: Mutex::default(),
+            _lock: held,
+        });
+        if let Err(error) = member.begin().await {
+            let _ = member.stop(Mounts::KeepEarlier).await;
+            return Err(error);
+        }
+        Ok(member)
+    }
+
+    async fn begin(self: &Arc<Self>) -> Result<()> {
+        let membership = lock(&self.membership).clone();
+        self.network.set_nodes(&membership.nodes, &self.runtime);
+        self.publish().await;
+        self.clients.listen(&self.dir, &self.runtime)?;
+        self.network.listen(membership.listen, &self.runtime).await?;
+        let tasks = [
+            self.runtime.spawn(follow(self.clone())),
+            self.runtime.spawn(publish_changes(self.clone())),
+            self.runtime.spawn(look_after(self.clone())),
+            self.runtime.spawn(renew(self.clone())),
+        ];
+        lock(&self.tasks).extend(tasks);
+        let (socket, stopped) = (self.dir.socket(), self.stopping.subscribe());
+        let manager = Arc::new(Manager::new(self.clone()));
+        let serving = admin::serve_answers(manager, socket.as_path(), self.runtime.clone(), stopped)?;
+        *lock(&self.serving) = Some(serving);
+        self.write_node_file()
+    }
+
+    /// Starts S3 once the cluster is known, however long the owner takes to answer.
+    fn begin_gate(self: &Arc<Self>) {
+        let member = self.clone();
+        let begin = self.runtime.spawn(async move {
+            let (here, drives) = (member.network.here(), member.host.clone() as Arc<dyn OwnDrives>);
+            let routes = Routes::of_node(here, drives, member.network.fabric.clone());
+            while let Err(error) = member.gate.start(&routes).await {
+                tracing::error!(error = %format!("{error:#}"), "S3 is not served, trying again");
+                tokio::time::sleep(GATE_PAUSE).await;
+            }
+        });
+        lock(&self.tasks).push(begin);
+    }
+
+    fn nodes(&self) -> Vec<wire::cluster::NodeAddresses> {
+        lock(&self.membership).nodes.clone()
+    }
+
+    fn write_node_file(&self) -> Result<()> {
+        let file = NodeFile {
+            pid: std::process::id(),
+            mount: None,
+            addresses: Addresses { admin: self.dir.run().join("admin.sock") },
+            s3: None,
+            filesystem: String::new(),
+            cluster: lock(&self.membership).cluster,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+        };
+        let bytes = serde_json::to_vec_pretty(&file).context("encoding node.json")?;
+        self.env.files.write_atomic(&self.dir.node_json(), &bytes).context("writing node.json")
+    }
+
+    /// Serves what there is now.
+    async fn publish(&self) {
+        let host = self.host.clone() as Arc<dyn HostService>;
+        let services =
+            Services { drives: self.host.services().await, host: Some(host), ..Services::default() };
+        self.clients.serve(services.clone());
+        self.network.serve(services);
+    }
+
+    /// Takes the newest records over.
+    async fn take_over(self: &Arc<Self>, follower: &Follower) -> Result<()> {
+        let view = follower.view()?;
+        let cluster = Arc::new(Cluster::of(&view)?);
+        let nodes = addresses_of(&cluster);
+        let kept = {
+            let mut membership = lock(&self.membership);
+            let is_news = membership.nodes != nodes;
+            membership.nodes.clone_from(&nodes);
+            is_news.then(|| membership.clone())
+        };
+        if let Some(membership) = kept {
+            self.network.set_nodes(&nodes, &self.runtime);
+            self.identity.keep_membership(&membership)?;
+        }
+        let here = self.network.here();
+        let drives: BTreeMap<DriveId, DriveRecord> = cluster
+            .drives
+            .iter()
+            .filter(|(_, drive)| drive.node == here)
+            .map(|(id, drive)| (*id, drive.clone()))
+            .collect();
+        self.gate.take_over(&view)?;
+        let named = std::mem::take(&mut *lock(&self.named));
+        if let Err(error) = self.host.note_places(cluster.record.id, &drives, &named) {
+            tracing::error!(error = %format!("{error:#}"), "places of drives are not noted");
+        }
+        self.host.follow(&drives).await;
+        if self.cluster.send_replace(Some(cluster.clone())).is_none() {
+            self.mounts.recall(&cluster, self.mounts_again);
+            self.begin_gate();
+        }
+        Ok(())
+    }
+
+    /// Stops all parts in the order of their dependencies. Returns the first error.
+    pub(crate) async fn stop(&self, mounts: Mounts) -> Result<()> {
+        let _ = self.stopping.send(true);
+        let mut result = self.gate.stop().await;
+        let tasks = std::mem::take(&mut *lock(&self.tasks));
+        for task in tasks {
+            task.abort();
+            let _ = task.await;
+        }
+        result = result.and(self.mounts.stop(mounts).await);
+        self.clients.stop().await;
+        self.network.stop_answering().await;
+        self.network.end();
+        self.host.stop().await;
+        for path in
+            [self.dir.node_json(), self.dir.run().join("admin.sock"), self.dir.run().join(CLIENTS_SOCKET)]
+        {
+            if self.env.files.exists(&path) {
+                result = result.and(self.env.files.remove_file(&path).context("removing the runtime files"));
+            }
+        }
+        result
+    }
+}
+
+/// Follows the records of the control ledger.
+async fn follow(member: Arc<Member>) {
+    let mut follower = Follower::default();
+    loop {
+        let Err(error) = follow_once(&member, &mut follower).await else { continue };
+        let text = format!("{error:#}");
+        let before = lock(&member.problem).replace(text.clone());
+        if before.as_ref() != Some(&text) {
+            tracing::warn!(error = text, "the owner of the control ledger does not answer");
+        }
+        tokio::time::sleep(ASK_PAUSE).await;
+    }
+}
+
+async fn follow_once(member: &Arc<Member>, follower: &mut Follower) -> Result<()> {
+    let owner = member.network.fabric.peer(OWNER).context("the cluster has no owner")?;
+    let answer = RemoteCluster::new(&owner).ask(follower.question()).await?;
+    let ClusterReply::Records(news) = answer else { anyhow::bail!("it gave another answer") };
+    if lock(&member.problem).take().is_some() {
+        tracing::info!("the owner of the control ledger answers again");
+    }
+    if follower.take(news)?
+        && let Err(error) = member.take_over(follower).await
+    {
+        // They are asked for again.
+        *follower = Follower::default();
+        return Err(error);
+    }
+    if follower.is_whole() {
+        member.gate.note_contact();
+    }
+    Ok(())
+}
+
+/// Renews the certificate at each start, and then at intervals.
+async fn renew(member: Arc<Member>) {
+    loop {
+        match renew_once(&member).await {
+            Ok(()) => tokio::time::sleep(RENEW_EVERY).await,
+            Err(error) => {
+                tracing::debug!(error = %format!("{error:#}"), "the certificate is not renewed yet");
+                tokio::time::sleep(RENEW_PAUSE).await;
+            }
+        }
+    }
+}
+
+async fn renew_once(member: &Member) -> Result<()> {
+    let owner = member.network.fabric.peer(OWNER).context("the cluster has no owner")?;
+    let request = member.identity.key()?.request.into();
+    let addresses = lock(&member.membership).addresses.clone();
+    let request = ClusterRequest::Renew { node: member.network.here(), request, addresses };
+    let ClusterReply::Renewed { certificate, authorities } = RemoteCluster::new(&owner).ask(request).await?
+    else {
+        anyhow::bail!("it gave another answer");
+    };
+    member.identity.keep(&certificate, &authorities)?;
+    member.network.renew(&member.identity)
+}
+
+/// Publishes each change of the list of drives.
+async fn publish_changes(member: Arc<Member>) {
+    let mut changes = member.host.changes();
+    // The sender lives as long as the node.
+    while changes.changed().await.is_ok() {
+        member.publish().await;
+    }
+}
+
+/// Opens drives that are missing, and looks after mounts.
+async fn look_after(member: Arc<Member>) {
+    loop {
+        member.host.open_missing(member.env.clock.boot_ns()).await;
+        member.mounts.look_after(&member.nodes()).await;
+        tokio::time::sleep(TICK).await;
+    }
+}

@@ -1,0 +1,215 @@
+//! The node among others: its certificate and the cluster's authority, the port at which others reach it, and the ways to them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use anyhow::{Context, Result, bail};
+use base::NodeId;
+use base::env::Env;
+use control::{Authority, Cluster, Control, NodeRecord, Plan};
+use tokio::net::TcpListener;
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use wire::cluster::NodeAddresses;
+use wire::identity::{Fingerprint, Party};
+use wire::link::{Acceptor, Connector, Fabric, Server, Services, Trust, accept_loop};
+
+use super::NodeDir;
+use super::settings::Settings;
+use crate::identity::{IdentityFiles, OWNER};
+
+/// Connections for data to each other node.
+const DATA_CONNECTIONS: usize = 4;
+/// The port of a node, where none is given.
+pub(crate) const PORT: u16 = 7740;
+
+/// This process among those of its cluster.
+pub(crate) struct Network {
+    /// The ways to other nodes.
+    pub(crate) fabric: Arc<Fabric>,
+    /// What others may ask here.
+    server: Arc<Server>,
+    acceptor: watch::Sender<Arc<Acceptor>>,
+    /// The nodes of the cluster: others are refused.
+    members: Arc<Mutex<BTreeSet<NodeId>>>,
+    here: NodeId,
+    listening: Mutex<Option<Listening>>,
+}
+
+/// The port, and the task that takes connections in.
+struct Listening {
+    listener: std::net::TcpListener,
+    task: JoinHandle<()>,
+}
+
+/// The cluster's authority, and what a token says of it.
+pub(super) struct Issuer {
+    pub(super) authority: Authority,
+    pub(super) fingerprint: Fingerprint,
+}
+
+impl Network {
+    /// The network of a process that has a certificate.
+    pub(crate) fn new(env: &Env, runtime: &Handle, files: &IdentityFiles) -> Result<Self> {
+        let identity = files.load()?.context("this node has no certificate")?;
+        let Party::Node(here) = identity.party() else { bail!("the certificate is not that of a node") };
+        let fabric = Fabric::new(env.clone(), runtime.clone(), Connector::new(&identity)?, DATA_CONNECTIONS);
+        let acceptor = watch::Sender::new(Arc::new(Acceptor::new(&identity)?));
+        let server = Server::new(env, Services::default());
+        Ok(Self { fabric, server, acceptor, members: Arc::default(), here, listening: Mutex::default() })
+    }
+
+    /// The number of this node.
+    pub(crate) fn here(&self) -> NodeId {
+        self.here
+    }
+
+    fn listening(&self) -> MutexGuard<'_, Option<Listening>> {
+        self.listening.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins to take connections in.
+    pub(crate) async fn listen(&self, address: SocketAddr, runtime: &Handle) -> Result<()> {
+        let listener = TcpListener::bind(address)
+            .await
+            .with_context(|| format!("cannot listen at {address}: give another with --address"))?
+            .into_std()?;
+        let task = self.take_in(&listener, runtime)?;
+        *self.listening() = Some(Listening { listener, task });
+        Ok(())
+    }
+
+    fn take_in(&self, listener: &std::net::TcpListener, runtime: &Handle) -> Result<JoinHandle<()>> {
+        let _inside = runtime.enter();
+        let listener = TcpListener::from_std(listener.try_clone()?)?;
+        let members = self.members.clone();
+        let trust = move |party: Option<Party>| match party {
+            None => Some(Trust::Stranger),
+            Some(Party::Node(node)) => {
+                members.lock().unwrap_or_else(PoisonError::into_inner).contains(&node).then_some(Trust::Full)
+            }
+            // Clients have no rights yet.
+            Some(Party::Client(_)) => None,
+        };
+        let (acceptor, server) = (self.acceptor.subscribe(), self.server.clone());
+        Ok(runtime.spawn(accept_loop(listener, acceptor, server, trust)))
+    }
+
+    /// Ends all connections that others have opened. They open new ones, unless they are refused now.
+    fn end_connections(&self, runtime: &Handle) -> Result<()> {
+        if let Some(listening) = &mut *self.listening() {
+            listening.task.abort();
+            listening.task = self.take_in(&listening.listener, runtime)?;
+        }
+        Ok(())
+    }
+
+    /// Shows another certificate on the next connections.
+    pub(crate) fn renew(&self, files: &IdentityFiles) -> Result<()> {
+        let identity = files.load()?.context("this node has no certificate")?;
+        self.fabric.set_connector(Connector::new(&identity)?);
+        self.acceptor.send_replace(Arc::new(Acceptor::new(&identity)?));
+        Ok(())
+    }
+
+    /// Whether others can reach this node.
+    pub(crate) fn is_listening(&self) -> bool {
+        self.listening().is_some()
+    }
+
+    /// Others may ask for these services from now on.
+    pub(crate) fn serve(&self, services: Services) {
+        self.server.set_services(services);
+    }
+
+    /// The nodes of the cluster, as they are now.
+    pub(crate) fn set_nodes(&self, nodes: &[NodeAddresses], runtime: &Handle) {
+        let members: BTreeSet<NodeId> = nodes.iter().map(|node| node.node).collect();
+        let before = {
+            let mut known = self.members.lock().unwrap_or_else(PoisonError::into_inner);
+            std::mem::replace(&mut *known, members.clone())
+        };
+        if !before.is_subset(&members)
+            && let Err(error) = self.end_connections(runtime)
+        {
+            tracing::error!(error = %format!("{error:#}"), "connections of a removed node are still open");
+        }
+        let others = nodes.iter().filter(|node| node.node != self.here);
+        let others: BTreeMap<NodeId, Vec<String>> =
+            others.map(|node| (node.node, node.addresses.clone())).collect();
+        self.fabric.set_nodes(others);
+    }
+
+    /// Ends all connections that others have opened, and takes no more in.
+    pub(crate) async fn stop_answering(&self) {
+        let listening = self.listening().take();
+        if let Some(Listening { task, .. }) = listening {
+            task.abort();
+            let _ = task.await;
+        }
+        self.server.set_services(Services::default());
+    }
+
+    /// Ends the ways to others.
+    pub(crate) fn end(&self) {
+        self.fabric.set_nodes(BTreeMap::new());
+    }
+}
+
+/// The nodes of a cluster that others reach, with their addresses.
+pub(crate) fn addresses_of(cluster: &Cluster) -> Vec<NodeAddresses> {
+    let node = |record: &NodeRecord| NodeAddresses { node: record.id, addresses: record.addresses.clone() };
+    cluster.nodes.values().map(node).collect()
+}
+
+/// Readies the identity of the first node of a cluster, which has its authority. Renews the certificate.
+pub(super) async fn ready_owner(
+    env: &Env,
+    dir: &NodeDir,
+    control: &Control,
+    settings: &Settings,
+) -> Result<Issuer> {
+    let files = IdentityFiles::new(env, dir);
+    let cluster = control.view()?.cluster()?;
+    let (authorities, now_ns) = (cluster.authorities, env.clock.wall_ns());
+    let authority = match authorities.is_empty() {
+        true => {
+            let authority = Authority::make(cluster.id, now_ns)?;
+            // First the key: without it the certificate is worth nothing.
+            files.keep_authority(&authority)?;
+            authority
+        }
+        false => files.authority(&authorities)?.with_context(|| {
+            let path = dir.identity();
+            format!(
+                "the key of the cluster's authority is missing in {}: restore it from a backup",
+                path.display()
+            )
+        })?,
+    };
+    let key = files.key()?;
+    let issued = authority.issue(cluster.id, Party::Node(OWNER), &key.request, now_ns)?;
+    files.keep(&issued.certificate_pem, authority.certificate_pem())?;
+    let hostname = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let decide = |plan: &mut Plan| -> Result<()> {
+        if plan.next().record.authorities.is_empty() {
+            plan.set_cluster(|cluster| cluster.authorities = authority.certificate_pem().to_owned());
+        }
+        let known = plan.next().nodes.get(&OWNER).cloned();
+        if known.is_none() && plan.next().record.next_node == OWNER.0 {
+            // An earlier version made the cluster.
+            plan.set_cluster(|cluster| cluster.next_node = OWNER.0 + 1);
+        }
+        let record = known.clone().unwrap_or_else(|| NodeRecord::new(OWNER, hostname.clone()));
+        let record = NodeRecord { key: issued.key.clone(), addresses: settings.advertised(), ..record };
+        if known.as_ref() != Some(&record) {
+            plan.set_node(record);
+        }
+        Ok(())
+    };
+    control.plan(decide).await?;
+    let fingerprint = Fingerprint::of_pem(authority.certificate_pem())?;
+    Ok(Issuer { authority, fingerprint })
+}

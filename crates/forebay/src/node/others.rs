@@ -1,0 +1,386 @@
+//! What other machines ask the node: to join the cluster, for the records of the control ledger, and what operators want there. And
+//! what operators see of nodes and tokens.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use admin::{AdminError, Answered, Api, CreateToken, NewToken, NodeInfo, NodesControl, TokenInfo};
+use anyhow::{Context, Result, bail};
+use base::NodeId;
+use base::env::Env;
+use bytes::Bytes;
+use control::{Cluster, Control, Plan, SECRET_BYTES, Token, TokenRecord, key_of_request};
+use layout::DriveState;
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+use wire::BoxFuture;
+use wire::cluster::{
+    ClusterReply, ClusterRequest, ClusterService, Declined, JoinReply, JoinRequest, JoinService, Joined,
+    NewNode,
+};
+use wire::identity::Party;
+use wire::link::Services;
+
+use super::management::failed;
+use super::network::{Issuer, Network, addresses_of, ready_owner};
+use super::settings::Settings;
+use super::{Node, NodeDir};
+use crate::identity::{IdentityFiles, OWNER};
+
+/// How long a token may be valid: a year.
+const EXPIRES_IN_S_MAX: u64 = 366 * 86_400;
+/// Requests of operators at other nodes of which the answers are kept.
+const MANAGED_MAX: usize = 256;
+/// How often the certificate is renewed: thirty days.
+const RENEW_EVERY_NS: u64 = 30 * 86_400_000_000_000;
+/// Most tokens at a time.
+const TOKENS_MAX: usize = 1000;
+
+/// Other nodes of the cluster, as this one meets them.
+pub(super) struct Others {
+    /// The ways to them.
+    pub(super) network: Network,
+    /// The cluster's authority.
+    issuer: Issuer,
+    settings: Settings,
+    /// The boot time at which the certificate is renewed.
+    renew_ns: AtomicU64,
+    /// Answers them. `None` before the node serves and after its end.
+    answers: Mutex<Option<Arc<ForOthers>>>,
+}
+
+impl Others {
+    /// Readies key, certificate and authority. Nobody is reached yet, and nobody is answered.
+    pub(super) async fn open(
+        env: &Env,
+        dir: &NodeDir,
+        control: &Control,
+        runtime: &Handle,
+        settings: Settings,
+    ) -> Result<Self> {
+        let issuer = ready_owner(env, dir, control, &settings).await?;
+        let network = Network::new(env, runtime, &IdentityFiles::new(env, dir))?;
+        let renew_ns = AtomicU64::new(env.clock.boot_ns() + RENEW_EVERY_NS);
+        Ok(Self { network, issuer, settings, renew_ns, answers: Mutex::default() })
+    }
+
+    fn answers(&self) -> MutexGuard<'_, Option<Arc<ForOthers>>> {
+        self.answers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn answer_with(&self, answers: ForOthers) {
+        *self.answers() = Some(Arc::new(answers));
+    }
+
+    /// Offers these services and, once the node serves, what only other machines ask.
+    pub(super) fn serve(&self, services: Services) {
+        if let Some(answers) = self.answers().clone() {
+            self.network.serve(Services { joins: Some(answers.clone()), cluster: Some(answers), ..services });
+        }
+    }
+
+    /// Renews the certificate of this node, if that was long ago.
+    pub(super) async fn renew(&self, env: &Env, dir: &NodeDir, control: &Control) -> Result<()> {
+        let now_ns = env.clock.boot_ns();
+        if now_ns < self.renew_ns.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        self.renew_ns.store(now_ns + RENEW_EVERY_NS, Ordering::Relaxed);
+        ready_owner(env, dir, control, &self.settings).await?;
+        self.network.renew(&IdentityFiles::new(env, dir))
+    }
+
+    /// Takes connections in, if the node has an address for others.
+    pub(super) async fn listen(&self, runtime: &Handle) -> Result<()> {
+        match self.settings.listen {
+            Some(address) => self.network.listen(address, runtime).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Answers nobody any more. Others are still reached.
+    pub(super) async fn stop_answering(&self) {
+        self.network.stop_answering().await;
+        // The node and what answers for it refer to each other.
+        self.answers().take();
+    }
+
+    /// Reaches nobody any more.
+    pub(super) fn end(&self) {
+        self.network.end();
+    }
+}
+
+/// Answers other machines for the node.
+pub(super) struct ForOthers {
+    node: Arc<Node>,
+    api: Arc<Api>,
+    /// The last requests of operators at other nodes, oldest first: a connection may break before the answer.
+    managed: Mutex<VecDeque<Managed>>,
+}
+
+/// A request of an operator, and its answer once there is one.
+struct Managed {
+    request: (NodeId, u64),
+    answer: watch::Receiver<Option<Answered>>,
+}
+
+impl ForOthers {
+    pub(super) fn new(node: &Arc<Node>) -> Self {
+        let api = Arc::new(Api::new(node.clone(), node.runtime.clone()));
+        Self { node: node.clone(), api, managed: Mutex::default() }
+    }
+
+    /// Executes a request once. It goes on if its connection breaks.
+    async fn manage(&self, request: (NodeId, u64), method: String, path: String, body: Bytes) -> Answered {
+        let mut answer = {
+            let mut managed = self.managed.lock().unwrap_or_else(PoisonError::into_inner);
+            match managed.iter().find(|known| known.request == request) {
+                Some(known) => known.answer.clone(),
+                None => {
+                    let (tell, answer) = watch::channel(None);
+                    let api = self.api.clone();
+                    self.node.runtime.spawn(async move {
+                        tell.send_replace(Some(api.answer(&method, &path, body).await));
+                    });
+                    managed.push_back(Managed { request, answer: answer.clone() });
+                    while managed.len() > MANAGED_MAX {
+                        managed.pop_front();
+                    }
+                    answer
+                }
+            }
+        };
+        let gone = || AdminError::failed("the node stops").answer();
+        match answer.wait_for(Option::is_some).await {
+            Ok(answer) => answer.clone().unwrap_or_else(gone),
+            Err(_) => gone(),
+        }
+    }
+}
+
+fn declined(error: impl std::fmt::Display) -> Declined {
+    Declined(format!("{error:#}"))
+}
+
+impl JoinService for ForOthers {
+    fn join(&self, request: JoinRequest) -> BoxFuture<'_, Result<JoinReply, Declined>> {
+        Box::pin(async move {
+            let JoinRequest::Join(new) = request;
+            let joined = self.node.take_node_in(new).await.map_err(|error| {
+                tracing::warn!(error = %format!("{error:#}"), "a node may not join");
+                declined(error)
+            })?;
+            tracing::info!(node = %joined.node, "a node has joined");
+            Ok(JoinReply::Joined(joined))
+        })
+    }
+}
+
+impl ClusterService for ForOthers {
+    fn ask(&self, request: ClusterRequest) -> BoxFuture<'_, Result<ClusterReply, Declined>> {
+        Box::pin(async move {
+            match request {
+                ClusterRequest::Records { known, epoch, after, wait_ms } => {
+                    let wait = Duration::from_millis(wait_ms.into());
+                    let news =
+                        self.node.control.news((known, epoch), &after, wait).await.map_err(declined)?;
+                    Ok(ClusterReply::Records(news))
+                }
+                ClusterRequest::Manage { node, id, method, path, body } => {
+                    tracing::debug!(%node, method, path, "an operator asks at another node");
+                    let (status, body) = self.manage((node, id), method, path, body).await;
+                    Ok(ClusterReply::Managed { status, body })
+                }
+                ClusterRequest::Renew { node, request, addresses } => {
+                    self.node.renew_certificate(node, &request, addresses).await.map_err(declined)
+                }
+            }
+        })
+    }
+}
+
+impl Node {
+    /// Takes a node in that has a token.
+    async fn take_node_in(&self, new: NewNode) -> Result<Joined> {
+        let now_ns = self.env.clock.wall_ns();
+        let authority = &self.others.issuer.authority;
+        let key = key_of_request(&new.request)?;
+        let node = self.plan(|plan| Ok(plan.join(&new, &key, now_ns / 1_000_000_000)?)).await?;
+        let issued = authority.issue(self.cluster, Party::Node(node), &new.request, now_ns)?;
+        let cluster_key =
+            self.env.files.read(&self.dir.node_key()).context("reading the key of the cluster")?;
+        Ok(Joined {
+            node,
+            certificate: issued.certificate_pem,
+            authorities: authority.certificate_pem().to_owned(),
+            cluster_key: Bytes::from(cluster_key),
+            nodes: addresses_of(&self.state.lock().await.cluster),
+        })
+    }
+
+    /// Makes another certificate for a node, for the key that it joined with, and notes where it is now.
+    async fn renew_certificate(
+        &self,
+        node: NodeId,
+        request: &[u8],
+        addresses: Vec<String>,
+    ) -> Result<ClusterReply> {
+        let key = key_of_request(request)?;
+        let known = self.state.lock().await.cluster.nodes.get(&node).map(|record| record.key.clone());
+        if known.as_ref() != Some(&key) {
+            bail!("node {node} is not in the cluster with this key");
+        }
+        self.plan(|plan| Ok(plan.move_node(node, &addresses)?)).await?;
+        let authority = &self.others.issuer.authority;
+        let issued = authority.issue(self.cluster, Party::Node(node), request, self.env.clock.wall_ns())?;
+        let authorities = authority.certificate_pem().to_owned();
+        Ok(ClusterReply::Renewed { certificate: issued.certificate_pem, authorities })
+    }
+
+    /// Takes a node without drives out of the cluster. Its certificate is of no use from then on.
+    async fn remove_node_now(&self, id: u32) -> Result<NodeInfo, AdminError> {
+        let id = NodeId(id);
+        // A drive may be about to be made there.
+        let _one_at_a_time = self.drives_lock.lock().await;
+        let infos = self.node_infos().await;
+        let info = infos.into_iter().find(|info| info.id == id.0).ok_or_else(|| {
+            AdminError::not_found(format!("no such node: id={id} (see `forebay node list`)"))
+        })?;
+        if id == OWNER {
+            return Err(AdminError::conflict(format!("node {id} owns the metadata and cannot be removed")));
+        }
+        let decide = |plan: &mut Plan| match plan.remove_node(id) {
+            true => Ok(()),
+            false => Err(AdminError::conflict(format!(
+                "node {id} has drives: remove them first (forebay drive remove, see `forebay drive list`)"
+            ))
+            .into()),
+        };
+        self.plan(decide).await.map_err(failed)?;
+        tracing::warn!(node = %id, "a node was removed");
+        Ok(info)
+    }
+
+    async fn create_token_now(
+        &self,
+        CreateToken { expires_in_s, uses }: CreateToken,
+    ) -> Result<NewToken, AdminError> {
+        if !(1..=EXPIRES_IN_S_MAX).contains(&expires_in_s) || uses == 0 {
+            return Err(AdminError::invalid(
+                "a token is valid for a second to a year, and for at least one node",
+            ));
+        }
+        let addresses = self.others.settings.advertised();
+        if addresses.is_empty() || !self.others.network.is_listening() {
+            let dir = self.dir.root().display();
+            return Err(AdminError::conflict(format!(
+                "other machines cannot reach this node: start it with an address of this machine (forebay stop {dir}; \
+                 forebay start {dir} --address ADDRESS)"
+            )));
+        }
+        let mut secret = vec![0; SECRET_BYTES];
+        self.env.random.fill(&mut secret);
+        let now_ns = self.env.clock.wall_ns();
+        let expires_s = now_ns / 1_000_000_000 + expires_in_s as i64;
+        let decide = |plan: &mut Plan| {
+            if plan.next().tokens.len() >= TOKENS_MAX {
+                return Err(AdminError::conflict(
+                    "there are too many tokens: remove some (forebay token list)",
+                )
+                .into());
+            }
+            let record = TokenRecord::new(plan.next_token(), &secret, expires_s, uses, now_ns);
+            plan.set_token(record.clone());
+            Ok(record)
+        };
+        let record = self.plan(decide).await.map_err(failed)?;
+        let token = Token {
+            cluster: self.cluster,
+            authority: self.others.issuer.fingerprint,
+            id: record.id,
+            secret: secret.into(),
+            addresses,
+        };
+        Ok(NewToken { info: info(&record, now_ns), token: token.to_string() })
+    }
+
+    async fn remove_token_now(&self, id: u32) -> Result<TokenInfo, AdminError> {
+        let decide = |plan: &mut Plan| {
+            let record = plan.next().tokens.get(&id).cloned();
+            plan.remove_token(id);
+            record.ok_or_else(|| {
+                AdminError::not_found(format!("no such token: id={id} (see `forebay token list`)")).into()
+            })
+        };
+        let record = self.plan(decide).await.map_err(failed)?;
+        Ok(info(&record, self.env.clock.wall_ns()))
+    }
+
+    async fn node_infos(&self) -> Vec<NodeInfo> {
+        let state = self.state.lock().await;
+        let Cluster { nodes, drives, .. } = &state.cluster;
+        let info = |record: &control::NodeRecord| {
+            let drives =
+                drives.values().filter(|drive| drive.node == record.id && drive.state != DriveState::Out);
+            let sizes: Vec<u64> = drives.map(|drive| drive.capacity_bytes).collect();
+            let is_there = record.id == OWNER
+                || self
+                    .others
+                    .network
+                    .fabric
+                    .peer(record.id)
+                    .is_some_and(|peer| peer.contact().borrow().is_there);
+            NodeInfo {
+                id: record.id.0,
+                name: record.name.clone(),
+                zone: record.zone.clone(),
+                rack: record.rack.clone(),
+                addresses: record.addresses.clone(),
+                state: if is_there { "up" } else { "unreachable" }.to_owned(),
+                drives: sizes.len() as u32,
+                capacity_bytes: sizes.iter().sum(),
+                owner: record.id == OWNER,
+            }
+        };
+        nodes.values().map(info).collect()
+    }
+}
+
+fn info(record: &TokenRecord, now_ns: i64) -> TokenInfo {
+    let left_s = u64::try_from(record.expires_s - now_ns / 1_000_000_000).unwrap_or(0);
+    let state = match (record.uses_left, left_s) {
+        (0, _) => "used",
+        (_, 0) => "expired",
+        _ => "valid",
+    };
+    TokenInfo { id: record.id, state: state.to_owned(), expires_in_s: left_s, uses_left: record.uses_left }
+}
+
+impl NodesControl for Node {
+    fn nodes(&self) -> BoxFuture<'_, Result<Vec<NodeInfo>, AdminError>> {
+        Box::pin(async { Ok(self.node_infos().await) })
+    }
+
+    fn remove_node(&self, id: u32) -> BoxFuture<'_, Result<NodeInfo, AdminError>> {
+        Box::pin(self.remove_node_now(id))
+    }
+
+    fn create_token(&self, request: CreateToken) -> BoxFuture<'_, Result<NewToken, AdminError>> {
+        Box::pin(self.create_token_now(request))
+    }
+
+    fn tokens(&self) -> BoxFuture<'_, Result<Vec<TokenInfo>, AdminError>> {
+        Box::pin(async {
+            let now_ns = self.env.clock.wall_ns();
+            let state = self.state.lock().await;
+            Ok(state.cluster.tokens.values().map(|record| info(record, now_ns)).collect())
+        })
+    }
+
+    fn remove_token(&self, id: u32) -> BoxFuture<'_, Result<TokenInfo, AdminError>> {
+        Box::pin(self.remove_token_now(id))
+    }
+}

@@ -1,0 +1,270 @@
+//! What the nodes of a cluster ask each other: to join it, for the records of the control ledger, for what operators want, and about
+//! drives.
+
+use std::time::Duration;
+
+use base::{DriveId, DriveUuid, Epoch, NodeId, Seq};
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+
+use crate::BoxFuture;
+use crate::message::Payload;
+
+/// The longest that a question for records waits for news.
+pub const RECORDS_WAIT_MAX: Duration = Duration::from_secs(20);
+
+/// Why a node did not do what it was asked, for people: what happened, to what, and what to do next.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
+#[error("{0}")]
+pub struct Declined(pub String);
+
+/// What a process asks that has no certificate. Needs a token.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum JoinRequest {
+    /// To become a node. A repetition with the same key does no harm. Answer: `Joined`.
+    Join(NewNode),
+}
+
+/// A node that wants to join.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NewNode {
+    /// The number of the token.
+    pub token: u32,
+    /// Its secret.
+    pub secret: Bytes,
+    /// Name of the node, unique in the cluster.
+    pub name: String,
+    /// A request for a certificate (PKCS #10, DER): proves that the node has the key.
+    pub request: Bytes,
+    /// Where others reach the node: `host:port`.
+    pub addresses: Vec<String>,
+    /// The room or site where it is; empty: not said.
+    pub zone: String,
+    /// Its rack; empty: not said.
+    pub rack: String,
+}
+
+/// The answer to a stranger.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum JoinReply {
+    /// It is a node of the cluster.
+    Joined(Joined),
+}
+
+/// What a new node gets.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Joined {
+    /// Its number.
+    pub node: NodeId,
+    /// Its certificate (PEM).
+    pub certificate: String,
+    /// Certificates of the cluster's authorities (PEM).
+    pub authorities: String,
+    /// The key that seals the secrets of users and object stores.
+    pub cluster_key: Bytes,
+    /// The nodes, with their addresses.
+    pub nodes: Vec<NodeAddresses>,
+}
+
+/// Where others reach a node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeAddresses {
+    /// The node.
+    pub node: NodeId,
+    /// `host:port`.
+    pub addresses: Vec<String>,
+}
+
+/// What a node asks the owner of the control ledger.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ClusterRequest {
+    /// The records that changed after `known`, once there are some. If the owner does not know which ones these are, it sends all,
+    /// in parts. Answer: `Records`.
+    Records {
+        /// The last change that the node has; 0: none.
+        known: Seq,
+        /// The epoch of the owner that told it.
+        epoch: Epoch,
+        /// Within a copy of all records, the last key that arrived. The next part begins after it.
+        after: Bytes,
+        /// How long to wait for news; at most [`RECORDS_WAIT_MAX`].
+        wait_ms: u32,
+    },
+    /// A request to the management interface. Answer: `Managed`.
+    Manage {
+        /// The node at which an operator made it.
+        node: NodeId,
+        /// A random number. A repetition is not executed, and gets the answer of the first time.
+        id: u64,
+        /// `GET`, `POST`, `DELETE`.
+        method: String,
+        /// Path and query.
+        path: String,
+        /// JSON; the payload of the message.
+        #[serde(skip)]
+        body: Bytes,
+    },
+    /// Another certificate for the same key; and where others reach the node now. Answer: `Renewed`.
+    Renew {
+        /// The node.
+        node: NodeId,
+        /// A request for a certificate (PKCS #10, DER): proves that the node has the key.
+        request: Bytes,
+        /// `host:port`.
+        addresses: Vec<String>,
+    },
+}
+
+/// The answer of the owner of the control ledger.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ClusterReply {
+    /// Records.
+    Records(RecordsNews),
+    /// The answer to an operator.
+    Managed {
+        /// Status of HTTP.
+        status: u16,
+        /// JSON; the payload of the message.
+        #[serde(skip)]
+        body: Bytes,
+    },
+    /// A certificate.
+    Renewed {
+        /// The certificate (PEM).
+        certificate: String,
+        /// Certificates of the cluster's authorities (PEM).
+        authorities: String,
+    },
+}
+
+/// Records that changed.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RecordsNews {
+    /// The last change in them. Parts of one copy have the same; if not, the copy begins anew.
+    pub seq: Seq,
+    /// The epoch of the owner that tells it. After another owner, changes are told anew: the ledger may have gone back.
+    pub epoch: Epoch,
+    /// Whether they are (a part of) all records, and not only the changed ones.
+    pub is_copy: bool,
+    /// Keys with their values, in the order of changes; an empty value: the record is gone.
+    pub records: Vec<(Bytes, Bytes)>,
+    /// Whether more parts follow.
+    pub more: bool,
+}
+
+/// What the owner of the control ledger asks a node about its drives.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum HostRequest {
+    /// Formats a drive and opens it. Answer: `Formatted`.
+    Format {
+        /// The number of the drive, which no other drive ever had.
+        drive: DriveId,
+        /// Device or file; `None`: a file in the node's directory.
+        path: Option<String>,
+        /// Size of a new file; `None`: as the node's other drives.
+        size_bytes: Option<u64>,
+    },
+    /// Opens a drive again whose service has failed. Answer: `Done`.
+    Reopen {
+        /// The drive.
+        drive: DriveId,
+    },
+    /// Closes a drive that is not to be used (any more). Answer: `Done`.
+    Close {
+        /// The drive.
+        drive: DriveId,
+    },
+    /// The condition of its drives. Answer: `Drives`.
+    Drives,
+}
+
+/// The answer about drives.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum HostReply {
+    /// A new drive is open.
+    Formatted {
+        /// Its UUID.
+        uuid: DriveUuid,
+        /// Its size.
+        capacity_bytes: u64,
+    },
+    /// It was done.
+    Done,
+    /// The drives of the node.
+    Drives(Vec<HostedDrive>),
+}
+
+/// A drive, as its node sees it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostedDrive {
+    /// The drive.
+    pub drive: DriveId,
+    /// Device or file.
+    pub path: String,
+    /// Why it is not open.
+    pub problem: Option<String>,
+    /// It is an older copy of itself, and what it found instead of what was noted last.
+    pub older: Option<String>,
+}
+
+impl Payload for JoinRequest {}
+impl Payload for JoinReply {}
+impl Payload for HostRequest {}
+impl Payload for HostReply {}
+
+impl Payload for ClusterRequest {
+    fn payload(&self) -> Bytes {
+        match self {
+            Self::Manage { body, .. } => body.clone(),
+            Self::Records { .. } | Self::Renew { .. } => Bytes::new(),
+        }
+    }
+
+    fn set_payload(&mut self, payload: Bytes) {
+        if let Self::Manage { body, .. } = self {
+            *body = payload;
+        }
+    }
+}
+
+impl Payload for ClusterReply {
+    fn payload(&self) -> Bytes {
+        match self {
+            Self::Managed { body, .. } => body.clone(),
+            Self::Records(_) | Self::Renewed { .. } => Bytes::new(),
+        }
+    }
+
+    fn set_payload(&mut self, payload: Bytes) {
+        if let Self::Managed { body, .. } = self {
+            *body = payload;
+        }
+    }
+}
+
+/// Takes in processes that have a token.
+pub trait JoinService: Send + Sync {
+    /// Answers a stranger.
+    ///
+    /// # Errors
+    /// If the token is not valid, or does not allow that.
+    fn join(&self, request: JoinRequest) -> BoxFuture<'_, Result<JoinReply, Declined>>;
+}
+
+/// The control ledger, as other nodes reach it.
+pub trait ClusterService: Send + Sync {
+    /// Answers a node.
+    ///
+    /// # Errors
+    /// If the ledger cannot be read.
+    fn ask(&self, request: ClusterRequest) -> BoxFuture<'_, Result<ClusterReply, Declined>>;
+}
+
+/// A node with drives, as the owner of the control ledger reaches it.
+pub trait HostService: Send + Sync {
+    /// Executes a request.
+    ///
+    /// # Errors
+    /// If it cannot be executed.
+    fn ask(&self, request: HostRequest) -> BoxFuture<'_, Result<HostReply, Declined>>;
+}

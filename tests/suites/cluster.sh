@@ -1,0 +1,311 @@
+#!/usr/bin/env bash
+# Three machines, each a network namespace with an address of its own: they join, share one filesystem, and lose one another while
+# programs work. No program sees an error, and nothing that was acknowledged is lost.
+LIMIT_S=$([ "${FOREBAY_TEST_LONG:-0}" = 1 ] && echo 1800 || echo 240)
+source "$(dirname "$0")/../lib.sh"
+[ "$PLAIN" = 1 ] && exit 0
+# Seconds of work in each check that disturbs it.
+LOAD_S=${FOREBAY_CLUSTER_LOAD_S:-$([ "$LONG" = 1 ] && echo 120 || echo 6)}
+# Namespaces have a name for the whole machine.
+PREFIX=fb$$
+NODES=(1 2 3 4)
+
+# --- machines ------------------------------------------------------------------------------------------------------
+
+trap 'machines_end; cleanup' EXIT
+
+machines_end() {
+    local node
+    [ "$BASHPID" = $$ ] || return
+    for node in "${NODES[@]}"; do ip netns pids "$PREFIX-$node" 2>/dev/null | xargs -r kill -KILL 2>/dev/null; done
+    for node in "${NODES[@]}"; do ip netns del "$PREFIX-$node" 2>/dev/null; done
+    ip netns del "$PREFIX-switch" 2>/dev/null
+}
+
+# The addresses are those of documentation (RFC 5737), which no network has.
+address() { echo "192.0.2.$1"; }
+
+machines_begin() {
+    local node
+    ip netns add "$PREFIX-switch"
+    ip -n "$PREFIX-switch" link add switch type bridge
+    ip -n "$PREFIX-switch" link set switch up
+    for node in "${NODES[@]}"; do
+        ip netns add "$PREFIX-$node"
+        ip -n "$PREFIX-switch" link add "port$node" type veth peer name eth0 netns "$PREFIX-$node"
+        ip -n "$PREFIX-switch" link set "port$node" master switch up
+        ip -n "$PREFIX-$node" addr add "$(address "$node")/24" dev eth0
+        ip -n "$PREFIX-$node" link set eth0 up
+        ip -n "$PREFIX-$node" link set lo up
+    done
+}
+
+# on NODE COMMAND…: runs a command at a machine. Only its network is another one: all see the same files and mounts.
+on() { nsenter --net="/run/netns/$PREFIX-$1" "${@:2}"; }
+link() { ip -n "$PREFIX-switch" link set "port$1" "$2"; }
+
+# A machine dies: first its network is gone, then all its processes.
+machine_kill() {
+    link "$1" down
+    ip netns pids "$PREFIX-$1" | xargs -r kill -KILL
+    wait_until 30 machine_is_dead "$1"
+    # What it had mounted is gone with it.
+    umount -l "$WORK/$1/mnt" 2>/dev/null || true
+    link "$1" up
+}
+machine_is_dead() { [ -z "$(ip netns pids "$PREFIX-$1")" ]; }
+
+member_start() { on "$1" timeout 120 "$FOREBAY" start "$WORK/$1" "${@:2}" </dev/null; }
+member_kill() { node_kill "$1"; }
+member_pid() { node_pid "$1"; }
+status() { on "$1" timeout 30 "$FOREBAY" status "$WORK/$1" --json; }
+healthy() { status "$1" | jq -e '.state == "healthy" and all(.filesystems[]; .owed_shards == 0) and all(.drives[]; .state == "up" or .state == "suspect")' >/dev/null; }
+mounted() { mountpoint -q "$WORK/$1/mnt"; }
+
+# --- checks --------------------------------------------------------------------------------------------------------
+
+begin() {
+    machines_begin
+    echo "$WORK/1" >>"$WORK/.nodes"
+    on 1 timeout 120 "$FOREBAY" start "$WORK/1" --drives 2 --drive-size 512MiB --profile r2 --mount "$WORK/1/mnt" \
+        --memory "$MEMORY" --s3 "$(address 1):9000" --address "$(address 1)" </dev/null
+}
+
+join_two() {
+    local token node
+    token=$(on 1 "$FOREBAY" token create "$WORK/1" --uses 2)
+    for node in 2 3; do
+        echo "$WORK/$node" >>"$WORK/.nodes"
+        on "$node" timeout 120 "$FOREBAY" join "$token" "$WORK/$node" --drives 2 --drive-size 512MiB --name "n$node" \
+            --domain "rack=r$node" </dev/null
+    done
+    on 3 "$FOREBAY" node list "$WORK/3" --json | jq -e 'length == 3 and all(.[]; .state == "up") and .[1].rack == "r2"'
+    # A repetition changes nothing.
+    on 3 "$FOREBAY" join "$token" "$WORK/3" --drives 2 --name n3 </dev/null
+    on 1 "$FOREBAY" drive list "$WORK/1" --json | jq -e 'length == 6 and ([.[].node] | sort) == [0, 0, 1, 1, 2, 2]'
+}
+
+bad_tokens() {
+    local token used=$WORK/used
+    used=$(on 1 "$FOREBAY" token create "$WORK/1" --expires 1s)
+    token=$(on 1 "$FOREBAY" token create "$WORK/1")
+    sleep 1.5
+    expect_fail "expired" on 2 "$FOREBAY" join "$used" "$WORK/x" --name n4 --address "$(address 2):7799"
+    expect_fail "not a token" on 2 "$FOREBAY" join "${token::-2}" "$WORK/x"
+    expect_fail "name=n3" on 2 "$FOREBAY" join "$token" "$WORK/x" --name n3 --address "$(address 2):7799"
+    expect_fail "belongs to another|is a cluster" on 1 "$FOREBAY" join "$token" "$WORK/1"
+    expect_fail "cannot listen" on 2 "$FOREBAY" join "$token" "$WORK/x" --address "$(address 2)"
+    on 1 "$FOREBAY" token remove "$WORK/1" 2
+    expect_fail "removed" on 2 "$FOREBAY" join "$token" "$WORK/x" --name n4 --address "$(address 2):7799"
+    on 1 "$FOREBAY" token list "$WORK/1" --json | jq -e '[.[].state] == ["used", "expired"]'
+    on 1 "$FOREBAY" node list "$WORK/1" --json | jq -e 'length == 3'
+    # It took part in nothing.
+    not test -e "$WORK/x/node.json"
+}
+
+# Plain bytes, and a stranger that wants more than to join.
+strangers() {
+    on 2 timeout 10 bash -c "head -c 100000 /dev/urandom >/dev/tcp/$(address 1)/7740" || true
+    on 2 timeout 15 openssl s_client -connect "$(address 1):7740" -alpn forebay/1 </dev/null | grep -q "forebay.internal"
+    status 1 | jq -e '.state == "healthy"'
+}
+
+spread() {
+    on 2 "$FOREBAY" fs set "$WORK/2" main --profile 4+2
+    on 2 "$FOREBAY" mount "$WORK/2" "$WORK/2/mnt"
+    on 3 "$FOREBAY" mount "$WORK/3" "$WORK/3/mnt"
+    on 3 "$FOREBAY" fs create "$WORK/3" scratch --profile 4+2 --json | jq -re .protection | tee /dev/stderr | grep -q "1 nodes"
+}
+
+one_namespace() {
+    stage_tree 300 "$WORK/tree"
+    cp -a "$WORK/tree" "$WORK/2/mnt/tree"
+    sync_files "$WORK/2/mnt/tree"
+    same_tree "$WORK/tree" "$WORK/3/mnt/tree"
+    same_tree "$WORK/tree" "$WORK/1/mnt/tree"
+    mkdir "$WORK/3/mnt/bucket"
+    head -c 9000000 /dev/urandom >"$WORK/object"
+    s3 1 put bucket object "$WORK/object"
+    cmp "$WORK/object" "$WORK/3/mnt/bucket/object"
+    # Locks and appends of two machines.
+    local node
+    for node in 2 3; do
+        (for i in {1..100}; do flock "$WORK/$node/mnt/lock" sh -c 'n=$(cat '"$WORK/$node/mnt/counter"' 2>/dev/null || echo 0); echo $((n + 1)) >'"$WORK/$node/mnt/counter"; done) &
+    done
+    wait
+    [ "$(cat "$WORK/1/mnt/counter")" = 200 ]
+}
+
+# s3 NODE put|get BUCKET KEY FILE: at the endpoint of a node, with the credentials in CREDENTIALS.
+s3() {
+    AWS_SHARED_CREDENTIALS_FILE=${CREDENTIALS:-$WORK/1/admin-credentials} \
+        on "$1" "$PYTHON" - "$(status "$1" | jq -r .s3)" "${@:2}" <<'PY'
+import sys, boto3, botocore
+url, what, bucket, key, path = sys.argv[1:]
+config = botocore.config.Config(s3={"addressing_style": "path"}, retries={"max_attempts": 1})
+s3 = boto3.client("s3", endpoint_url=url, region_name="us-east-1", config=config)
+s3.upload_file(path, bucket, key) if what == "put" else s3.download_file(bucket, key, path)
+PY
+}
+s3_served() { [ "$(status "$1" | jq -r .s3)" != null ]; }
+
+# The same users, keys and objects at every node. A key that is withdrawn at one is refused at the others.
+s3_everywhere() {
+    local node key=$WORK/key
+    for node in 2 3; do wait_until 20 s3_served "$node"; done
+    head -c 20000000 /dev/urandom >"$WORK/object2"
+    s3 2 put bucket dir/object2 "$WORK/object2"
+    s3 3 get bucket dir/object2 "$WORK/got" && cmp "$WORK/object2" "$WORK/got"
+    s3 1 get bucket dir/object2 "$WORK/got" && cmp "$WORK/object2" "$WORK/got"
+    cmp "$WORK/object2" "$WORK/3/mnt/bucket/dir/object2"
+    on 3 "$FOREBAY" key add "$WORK/3" admin --json >"$key.json"
+    jq -r '"[default]\naws_access_key_id = \(.access_key)\naws_secret_access_key = \(.secret_key)"' "$key.json" >"$key"
+    sleep 1
+    CREDENTIALS=$key s3 2 get bucket object "$WORK/got"
+    on 1 "$FOREBAY" key disable "$WORK/1" "$(jq -r .access_key "$key.json")"
+    sleep 1
+    CREDENTIALS=$key expect_fail "InvalidAccessKeyId|403" s3 2 get bucket object "$WORK/got"
+    CREDENTIALS=$key expect_fail "InvalidAccessKeyId|403" s3 3 get bucket object "$WORK/got"
+}
+PYTHON=$HOME/.cache/forebay/venv/bin/python
+
+# under NODE PROGRAM…: works on the mounts of nodes while PROGRAM disturbs them. The work must never fail.
+under() {
+    local node=$1 load disturber worked=0
+    shift
+    python3 "$ROOT/tests/posix/outlive.py" "$WORK/$node/mnt/load-$RANDOM" "$LOAD_S" "$SEED$RANDOM" &
+    load=$!
+    sleep 1
+    # In a shell of its own: `||` would let all but its last command fail.
+    (set -e; "$@") &
+    disturber=$!
+    wait "$disturber" || worked=1
+    wait "$load" || worked=1
+    return "$worked"
+}
+
+# A machine without drives has the same files. When it is removed, nobody answers it any more.
+without_drives() {
+    local token
+    token=$(on 2 "$FOREBAY" token create "$WORK/2")
+    echo "$WORK/4" >>"$WORK/.nodes"
+    on 4 "$FOREBAY" join "$token" "$WORK/4" --drives 0 --name n4 </dev/null
+    on 4 "$FOREBAY" mount "$WORK/4" "$WORK/4/mnt"
+    same_tree "$WORK/tree" "$WORK/4/mnt/tree"
+    echo four >"$WORK/4/mnt/four"
+    [ "$(cat "$WORK/2/mnt/four")" = four ]
+    on 4 "$FOREBAY" umount "$WORK/4"
+    expect_fail "has drives" on 1 "$FOREBAY" node remove "$WORK/1" 1
+    expect_fail "owns the metadata" on 2 "$FOREBAY" node remove "$WORK/2" 0
+    on 2 "$FOREBAY" node remove "$WORK/2" 3
+    wait_until 10 is_refused 4
+    on 1 "$FOREBAY" node list "$WORK/1" --json | jq -e 'length == 3'
+    # Others have noticed nothing.
+    same_tree "$WORK/tree" "$WORK/3/mnt/tree"
+    on 4 timeout 120 "$FOREBAY" stop "$WORK/4" </dev/null
+}
+is_refused() { status "$1" | jq -e '.problems[0] | contains("does not answer")'; }
+
+# A drive of another node is taken out of service and used again; that node moves to another address.
+orders_from_elsewhere() {
+    local drive
+    drive=$(on 1 "$FOREBAY" drive list "$WORK/1" --json | jq '[.[] | select(.node == 2)][0].id')
+    on 2 "$FOREBAY" drive fail "$WORK/2" "$drive"
+    head -c 3000000 /dev/urandom >"$WORK/2/mnt/while-failed"
+    sync "$WORK/2/mnt/while-failed"
+    sleep 1
+    on 1 "$FOREBAY" drive return "$WORK/1" "$drive"
+    wait_until 60 healthy 1
+    on 3 timeout 120 "$FOREBAY" stop "$WORK/3" --keep-mounts </dev/null
+    expect_fail "has the metadata" on 3 "$FOREBAY" start "$WORK/3" --profile r2
+    member_start 3 --address "$(address 3):7741"
+    on 1 "$FOREBAY" node list "$WORK/1" --json | jq -e '.[2].addresses[0] | endswith(":7741")' || sleep 2
+    wait_until 60 healthy 1
+    on 1 "$FOREBAY" node list "$WORK/1" --json | jq -e '.[2].addresses[0] | endswith(":7741")'
+    same_tree "$WORK/tree" "$WORK/3/mnt/tree"
+    # A place in the list that is not known any more.
+    on 3 timeout 120 "$FOREBAY" stop "$WORK/3" --keep-mounts </dev/null
+    mv "$WORK/3/drives/$drive.img" "$WORK/3/moved.img"
+    member_start 3 --drive "$WORK/3/moved.img"
+    wait_until 60 healthy 1
+}
+
+# The machine is back, and has everything that it missed.
+machine_returns() {
+    member_start "$1"
+    wait_until 30 mounted "$1"
+    wait_until 60 healthy 1
+}
+
+lose_machine() {
+    under 2 machine_kill 3
+    same_tree "$WORK/tree" "$WORK/2/mnt/tree"
+    cmp "$WORK/object" "$WORK/2/mnt/bucket/object"
+    machine_returns 3
+    same_tree "$WORK/tree" "$WORK/3/mnt/tree"
+}
+
+restart_process() {
+    member_kill "$1"
+    sleep 2
+    member_start "$1"
+}
+lose_process() {
+    under 3 restart_process 2
+    wait_until 60 healthy 1
+    same_tree "$WORK/tree" "$WORK/2/mnt/tree"
+}
+
+# The owner of the metadata dies and comes back: all others wait.
+lose_owner() {
+    under 2 owner_dies
+    wait_until 60 healthy 1
+    same_tree "$WORK/tree" "$WORK/3/mnt/tree"
+}
+owner_dies() {
+    machine_kill 1
+    status 2 | jq -e '.problems[0] | contains("does not answer")'
+    sleep 2
+    machine_returns 1
+}
+
+# Two of three machines are away: everything waits, and goes on when one is back.
+lose_two() {
+    under 2 two_die
+    wait_until 60 healthy 1
+}
+two_die() {
+    machine_kill 3
+    member_kill 1
+    sleep 2
+    member_start 1
+    sleep 2
+    machine_returns 3
+}
+
+whole() {
+    local node
+    on 1 timeout 200 "$FOREBAY" fsck "$WORK/1" </dev/null
+    for node in 3 2 1; do on "$node" timeout 120 "$FOREBAY" stop "$WORK/$node" </dev/null; done
+    not mounted 2
+    for node in 1 2 3; do machine_is_dead "$node"; done
+    for node in 1 2 3; do member_start "$node"; done
+    wait_until 60 healthy 1
+    wait_until 30 mounted 2
+    same_tree "$WORK/tree" "$WORK/2/mnt/tree"
+}
+
+check "a node with an address starts" begin || exit 1
+check "two machines join" join_two || exit 1
+check "bad tokens and places are refused, and say why" bad_tokens
+check "strangers get nothing" strangers
+check "4+2 over three machines survives one of them" spread || exit 1
+check "one namespace on three machines, by S3 too" one_namespace || exit 1
+check "S3 at every node, with the same users" s3_everywhere
+check "a machine without drives takes part and is removed" without_drives
+check "drives and addresses of another node change" orders_from_elsewhere
+check "a machine dies while others work" lose_machine
+check "the process of a node is killed beside its mount" lose_process
+check "the machine with the metadata dies and comes back" lose_owner
+check "two of three machines are away: everything waits" lose_two
+check "all is whole, and starts again as it was" whole
