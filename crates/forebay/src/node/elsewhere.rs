@@ -147,7 +147,9 @@ impl Node {
         size_bytes: Option<u64>,
     ) -> Result<DriveEntry> {
         let peer = self.peer(node)?;
-        if !peer.contact().borrow().is_there {
+        let mut contact = peer.contact();
+        let reached = async { contact.wait_for(|contact| contact.is_there).await.is_ok() };
+        if !tokio::time::timeout(FIRST_CONTACT, reached).await.unwrap_or(false) {
             bail!("node {node} does not answer this one: look at `forebay node list` and its address");
         }
         let request = HostRequest::Format { drive, path, size_bytes };
