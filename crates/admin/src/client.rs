@@ -244,7 +244,8 @@ impl AdminClient {
     }
 }
 
-fn percent_encode(bytes: &[u8]) -> String {
+/// Bytes as they stand in the path of a request.
+pub fn percent_encode(bytes: &[u8]) -> String {
     let mut out = String::with_capacity(bytes.len());
     for byte in bytes {
         match byte {

@@ -19,7 +19,7 @@ pub use api::{
     NodeStatus, OrphanInfo, PackInfo, RemoveDrive, RepairInfo, ReplaceDrive, ScrubInfo, SetBalance,
     SetLimits, SetProfile, SetUpkeep, ShardInfo, ShortageInfo, SpaceInfo, UpkeepInfo, WhyInfo,
 };
-pub use client::{AdminClient, CallError};
+pub use client::{AdminClient, CallError, percent_encode};
 pub use damage::{DamageInfo, LostFileInfo};
 pub use filesystem_groups::{
     FilesystemGroupControl, FilesystemGroupInfo, MoveFilesystem, SetFilesystemGroup,

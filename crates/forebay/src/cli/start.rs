@@ -22,6 +22,7 @@ use tokio::sync::watch;
 use super::args::StartArgs;
 use super::output::{Format, bytes, print};
 use super::{ask, env};
+use crate::identity::{IdentityFiles, OWNER};
 use crate::log::{Log, Sink};
 use crate::member::Member;
 use crate::node::{Mounts, Node, NodeDir, NodeFile, StartOptions, is_locked, read_node_file};
@@ -96,7 +97,8 @@ pub(super) fn in_background(dir: &NodeDir, args: impl IntoIterator<Item = OsStri
 
 fn start_in_background(dir: &NodeDir, args: StartArgs) -> Result<()> {
     let known_admin = env().files.exists(&dir.admin_credentials());
-    let is_member = Member::is_in(&env(), dir)?;
+    let membership = IdentityFiles::new(&env(), dir).membership()?;
+    let (is_member, here) = (membership.is_some(), membership.map_or(OWNER, |it| it.node).0);
     let note = in_background(dir, std::env::args_os().skip(1))?;
     let status = ask(dir.root(), |client| async move { client.status().await })?;
     let new_key = if known_admin || is_member { String::new() } else { first_admin(dir)? };
@@ -114,7 +116,7 @@ fn start_in_background(dir: &NodeDir, args: StartArgs) -> Result<()> {
             status.pid,
             mounts.collect::<String>(),
             "drives",
-            status.drives.len(),
+            status.drives.iter().filter(|drive| drive.node == here).count(),
             dir.drives().display(),
             if new_key.is_empty() { String::new() } else { sizes(status) },
             if note.is_empty() { String::new() } else { format!("  {:<10} {note}\n", "") },

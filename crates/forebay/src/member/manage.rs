@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use admin::{AdminError, Answer, Answered, MountRequest, NodeStatus};
+use admin::{AdminError, Answer, Answered, MountRequest, NodeStatus, percent_encode};
 use anyhow::Context;
 use bytes::Bytes;
 use control::FilesystemRecord;
@@ -31,7 +31,7 @@ fn answered<T: Serialize>(result: Result<T, AdminError>) -> Answered {
     }
 }
 
-/// The name of the filesystem in a path such as `/v1/filesystems/main/mount`.
+/// The name of the filesystem in a path such as `/v1/filesystems/main/mount`, as it stands there.
 fn filesystem_in<'a>(path: &'a str, what: &str) -> Option<&'a str> {
     let name = path.strip_prefix("/v1/filesystems/")?.strip_suffix(what)?.strip_suffix('/')?;
     (!name.contains('/')).then_some(name)
@@ -57,7 +57,7 @@ impl Manager {
         };
         match asked.await {
             Ok(ClusterReply::Managed { status, body }) => (status, body),
-            Ok(ClusterReply::Records(_) | ClusterReply::Renewed { .. }) => AdminError::failed("the owner gave another answer").answer(),
+            Ok(_) => AdminError::failed("the owner gave another answer").answer(),
             Err(error) => AdminError::failed(format!(
                 "the node that owns the metadata of the cluster does not answer: {error:#}; see `forebay status` there"
             ))
@@ -65,27 +65,39 @@ impl Manager {
         }
     }
 
+    /// The filesystem that a path names.
     fn filesystem(&self, name: &str) -> Result<FilesystemRecord, AdminError> {
         let cluster = self.member.cluster.borrow().clone();
         let cluster = cluster.ok_or_else(|| AdminError::failed("this node does not know the cluster yet"))?;
-        let found = cluster.filesystems.values().find(|record| record.name == name).cloned();
+        let is_named = |record: &&FilesystemRecord| percent_encode(record.name.as_bytes()) == name;
+        let found = cluster.filesystems.values().find(is_named).cloned();
         found.ok_or_else(|| {
             AdminError::not_found(format!("no such filesystem: name={name} (see `forebay fs list`)"))
         })
     }
 
-    async fn mount(&self, name: &str, body: &Bytes) -> Result<u32, AdminError> {
+    async fn mount(&self, filesystem: &FilesystemRecord, body: &Bytes) -> Result<(), AdminError> {
         let request: MountRequest =
             serde_json::from_slice(body).map_err(|error| AdminError::invalid(error.to_string()))?;
-        let id = self.filesystem(name)?.id;
         let (path, nodes) = (request.path.map(PathBuf::from), self.member.nodes());
-        self.member.mounts.mount((id, name), path, request.options, &nodes).await?;
-        Ok(id)
+        let named = (filesystem.id, filesystem.name.as_str());
+        self.member.mounts.mount(named, path, request.options, &nodes).await
     }
 
-    async fn unmount(&self, name: &str) -> Result<(), AdminError> {
-        let id = self.filesystem(name)?.id;
-        self.member.mounts.unmount(id, name).await
+    /// Mounts or unmounts, and shows the filesystem then.
+    async fn change_mount(&self, method: &str, name: &str, body: &Bytes) -> Answered {
+        let filesystem = match self.filesystem(name) {
+            Ok(filesystem) => filesystem,
+            Err(error) => return error.answer(),
+        };
+        let done = match method {
+            "POST" => self.mount(&filesystem, body).await,
+            _ => self.member.mounts.unmount(filesystem.id, &filesystem.name).await,
+        };
+        match done {
+            Ok(()) => self.shown(&filesystem.name).await,
+            Err(error) => error.answer(),
+        }
     }
 
     /// The picture that the owner has of a filesystem, with the mount of this node.
@@ -157,17 +169,11 @@ impl Manager {
             _ => {}
         }
         if let Some(name) = filesystem_in(&plain, "mount") {
-            let done = match method.as_str() {
-                "POST" => self.mount(name, &body).await.map(drop),
-                _ => self.unmount(name).await,
-            };
-            return match done {
-                Ok(()) => self.shown(name).await,
-                Err(error) => error.answer(),
-            };
+            return self.change_mount(&method, name, &body).await;
         }
         if let Some(name) = filesystem_in(&plain, "sync")
-            && let Err(error) = self.member.mounts.sync(name).await
+            && let Ok(FilesystemRecord { name, .. }) = self.filesystem(name)
+            && let Err(error) = self.member.mounts.sync(&name).await
         {
             return AdminError::conflict(format!("not all of filesystem {name} is durable: {error:#}"))
                 .answer();

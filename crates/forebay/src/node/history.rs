@@ -108,13 +108,16 @@ pub(super) async fn note_drives(
                 plan.returned_with_gap(*id);
                 let text = "an older copy of the drive is in its place: what it lacks is found by comparing it with the others, \
                             and restored";
-                let path = paths.path_of(record.uuid).unwrap_or_default();
+                let place = match paths.path_of(record.uuid) {
+                    Some(path) => format!("path={}", path.display()),
+                    None => format!("node={}", record.node),
+                };
                 tracing::error!(drive = %id, found, noted = ?record.mark, text);
                 happened.push(Happened::new(
                     Severity::Error,
                     format!("drive {id}"),
                     "older copy",
-                    format!("{text}: path={}", path.display()),
+                    format!("{text}: {place}"),
                 ));
             }
             if record.mark != *mark {
