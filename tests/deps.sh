@@ -23,6 +23,7 @@ PACKAGES=(
     "iproute2 /usr/sbin/ip"
     "openssl /usr/bin/openssl"
     "python3-venv /usr/share/doc/python3-venv"
+    "etcd-server /usr/bin/etcd"
     "curl /usr/bin/curl"
     "ca-certificates /etc/ssl/certs/ca-certificates.crt"
 )
@@ -60,6 +61,16 @@ if [ ${#missing[@]} -gt 0 ]; then
     export DEBIAN_FRONTEND=noninteractive
     apt-get update -q </dev/null
     apt-get install -q -y --no-install-recommends "${missing[@]}" </dev/null
+fi
+# The tests start members of etcd themselves. That of the package must not stay, nor come back at the next boot.
+if [[ " ${missing[*]} " == *" etcd-server "* ]]; then
+    update-rc.d etcd disable &>/dev/null || true
+    service etcd stop &>/dev/null || true
+    for _ in {1..10}; do pgrep -u etcd -x etcd >/dev/null || break; sleep 1; done
+    if pgrep -u etcd -x etcd >/dev/null; then
+        echo "etcd runs as a service since its package is installed: stop it" >&2
+        exit 1
+    fi
 fi
 
 command -v cargo >/dev/null || {

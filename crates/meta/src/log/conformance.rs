@@ -1,4 +1,4 @@
-//! The rules for every log engine, checked for each of them: in memory, on simulated files, on real files.
+//! The rules for every log engine, checked for each of them: in memory, on simulated files, on real files, in etcd.
 //!
 //! A case with random numbers prints its seed when it fails.
 
@@ -8,19 +8,20 @@ use std::task::{Context, Poll, Waker};
 
 use base::env::sim::{Sim, SimRandom};
 use base::env::{Env, Files, Random};
-use base::{Epoch, Seq};
+use base::{Epoch, LedgerId, Seq};
+use tokio::runtime::Handle;
 use wire::BoxFuture;
 
 use super::frame::ENTRY_BYTES_MAX;
 use super::{
-    AppendError, CopyIo, Fence, FileLog, LedgerLog, LogEntry, LogError, LogSizes, MemLog, MirrorOptions,
-    MirroredLog,
+    AppendError, CopyIo, EtcdLog, Fence, FileLog, LedgerLog, LogCaps, LogEntry, LogError, LogSizes, MemLog,
+    MirrorOptions, MirroredLog, Sealed, Tail, etcd,
 };
 
 /// Small sizes, so that a test fills several files.
 pub(super) const SIZES: LogSizes = LogSizes { file_bytes: 8192, zero_ahead_bytes: 1024, reserve_bytes: 512 };
 
-/// Engines do their work when polled and never wait.
+/// Engines do their work when polled and never wait; those that do are [`Waiting`].
 pub(super) fn now<T>(mut future: BoxFuture<'_, T>) -> T {
     match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(value) => value,
@@ -79,6 +80,65 @@ impl Engine for Mirrored {
     }
 }
 
+/// An engine that waits for answers, for callers that do not.
+struct Waiting<L> {
+    log: L,
+    runtime: Handle,
+}
+
+impl<L: LedgerLog> LedgerLog for Waiting<L> {
+    fn seal(&self, epoch: Epoch, nonce: u64) -> BoxFuture<'_, Result<Tail, LogError>> {
+        Box::pin(async move { self.runtime.block_on(self.log.seal(epoch, nonce)) })
+    }
+
+    fn fence(&self) -> BoxFuture<'_, Result<Fence, LogError>> {
+        Box::pin(async move { self.runtime.block_on(self.log.fence()) })
+    }
+
+    fn renew(&self, owner: Sealed) -> BoxFuture<'_, Result<(), LogError>> {
+        Box::pin(async move { self.runtime.block_on(self.log.renew(owner)) })
+    }
+
+    fn append(
+        &self,
+        epoch: Epoch,
+        first: Seq,
+        batches: Vec<Vec<u8>>,
+    ) -> BoxFuture<'_, Result<(), AppendError>> {
+        Box::pin(async move { self.runtime.block_on(self.log.append(epoch, first, batches)) })
+    }
+
+    fn read(&self, from: Seq, limit_bytes: usize) -> BoxFuture<'_, Result<Vec<LogEntry>, LogError>> {
+        Box::pin(async move { self.runtime.block_on(self.log.read(from, limit_bytes)) })
+    }
+
+    fn trim(&self, up_to: Seq) -> BoxFuture<'_, Result<(), LogError>> {
+        Box::pin(async move { self.runtime.block_on(self.log.trim(up_to)) })
+    }
+
+    fn caps(&self) -> LogCaps {
+        self.log.caps()
+    }
+
+    fn first(&self) -> Seq {
+        self.log.first()
+    }
+}
+
+/// A ledger of its own in a cluster of three members, which all tests share.
+struct InEtcd {
+    cluster: etcd::tests::Shared,
+    ledger: LedgerId,
+}
+
+impl Engine for InEtcd {
+    fn open(&self) -> Result<Arc<dyn LedgerLog>, LogError> {
+        let runtime = self.cluster.runtime();
+        let log = runtime.block_on(EtcdLog::open(self.cluster.etcd(), self.ledger))?;
+        Ok(Arc::new(Waiting { log, runtime }))
+    }
+}
+
 fn for_every_engine(case: impl Fn(&dyn Engine)) {
     case(&Memory(MemLog::new()));
     case(&simulated(&Sim::new(1)));
@@ -86,6 +146,8 @@ fn for_every_engine(case: impl Fn(&dyn Engine)) {
     case(&InFiles { env: Env::real(), dir: dir.path().join("log") });
     case(&Mirrored::new(Sim::new(1).env(), Path::new("/node"), 2, CopyIo::Inline));
     case(&Mirrored::new(Env::real(), dir.path(), 3, CopyIo::Threads));
+    let cluster = etcd::tests::Shared::get();
+    case(&InEtcd { ledger: cluster.next_ledger(), cluster });
 }
 
 fn batch(number: u64) -> Vec<u8> {
@@ -254,8 +316,9 @@ fn a_batch_above_the_limit_is_refused_before_it_can_be_lost() {
     for_every_engine(|engine| {
         let log = engine.open().unwrap();
         now(log.seal(Epoch(1), 0)).unwrap();
-        assert_eq!(log.caps().entry_bytes_max, ENTRY_BYTES_MAX);
-        let result = now(log.append(Epoch(1), Seq(1), vec![vec![1; ENTRY_BYTES_MAX + 1]]));
+        let max = log.caps().entry_bytes_max;
+        assert_eq!(max, if log.caps().lease.is_none() { ENTRY_BYTES_MAX } else { etcd::ENTRY_BYTES_MAX });
+        let result = now(log.append(Epoch(1), Seq(1), vec![vec![1; max + 1]]));
         assert!(matches!(result, Err(AppendError::TooLarge)), "{result:?}");
         append(&*log, 1, 1..=2).unwrap();
         drop(log);

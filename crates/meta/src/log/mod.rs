@@ -5,6 +5,7 @@
 
 #[cfg(test)]
 mod conformance;
+mod etcd;
 mod file;
 mod frame;
 #[cfg(any(fuzzing, feature = "fuzzing"))]
@@ -19,6 +20,7 @@ use std::time::Duration;
 use base::{Epoch, Seq};
 use wire::BoxFuture;
 
+pub use etcd::{Etcd, EtcdLog, EtcdOptions, EtcdTls};
 pub use file::{FileLog, LogSizes};
 pub use mem::MemLog;
 pub use mirror::{CopyIo, CopyState, CopyStatus, MirrorOptions, MirroredLog, StaleCopies};
