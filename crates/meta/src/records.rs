@@ -272,7 +272,7 @@ pub struct RecordsSnapshot {
 }
 
 impl RecordsSnapshot {
-    /// The content of a store, which nobody changes meanwhile.
+    /// The content of a store that does not change any more.
     pub fn of(state: Arc<dyn State>) -> Self {
         Self { state }
     }

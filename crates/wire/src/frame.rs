@@ -131,7 +131,7 @@ pub async fn read_frame(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Optio
     read_frame_within(from, BODY_BYTES_MAX + PAYLOAD_BYTES_MAX).await
 }
 
-/// As [`read_frame`], for a sender whose messages have at most so many bytes.
+/// As [`read_frame`], for a sender whose messages have at most `bytes_max` bytes.
 ///
 /// # Errors
 /// As [`read_frame`], and if a message is larger.

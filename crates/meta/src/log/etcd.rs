@@ -37,7 +37,7 @@ const BATCHES_MAX: usize = 100;
 const ENTRIES_PER_RANGE: u64 = 32;
 /// What entries are taken to have before the first was read.
 const ENTRY_BYTES_GUESS: usize = 64 << 10;
-/// Entries that one transaction deletes: etcd executes nothing else meanwhile.
+/// Entries that one transaction deletes. Other requests wait for it.
 const TRIM_STEP: u64 = 256;
 /// See [`LogCaps::lease`].
 const LEASE: Duration = Duration::from_secs(3);

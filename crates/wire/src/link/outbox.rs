@@ -46,7 +46,7 @@ struct Outgoing {
 }
 
 impl Outgoing {
-    /// At most so many bytes are written. Returns how many of them are of this frame.
+    /// Takes `bytes` from the front, or all that is left. Returns how many it took.
     fn remove(&mut self, bytes: usize) -> usize {
         let of_head = bytes.min(self.head.len());
         let of_payload = (bytes - of_head).min(self.payload.len());

@@ -322,7 +322,7 @@ impl Peer {
         &self.shared.env
     }
 
-    /// Ends all connections for good, whoever still holds this. Calls have no answer from now on, and streams are lost.
+    /// Ends all connections for good, also if others still hold the peer. Calls have no answer from now on, and streams are lost.
     pub(super) fn end(&self) {
         self.tasks.iter().for_each(JoinHandle::abort);
         for lane in &self.lanes {

@@ -258,7 +258,7 @@ fn a_stranger_recognises_a_node_by_its_authority() {
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
     };
     check(&authority.changed(NODE, CLUSTER, is_for_clients), told, "is not meant for this side");
-    // Whoever has the certificate of the authority, which is no secret, cannot sign with it.
+    // The certificate of the authority is no secret: nobody can sign with it.
     let (certificate, key) = other.issue(&[&NODE.dns_name(CLUSTER)], |_| {});
     let forged = Identity::new(&certificate, &key, &authority.pem()).unwrap();
     check(&forged, told, "is of another authority");
