@@ -166,8 +166,8 @@ impl Plan {
         Ok(())
     }
 
-    /// Takes a node in, and uses the token. `key` is the fingerprint of its key: a node that joined with it before gets the same
-    /// number, with its new addresses.
+    /// Takes a node in, and uses the token. `key` is the fingerprint of its key: a node that joined with it before is the same
+    /// node. It may have other addresses now; its name and place stay.
     ///
     /// # Errors
     /// If the token is not valid, or the node cannot be as it wants to be.
@@ -176,27 +176,25 @@ impl Plan {
         if token.hash != hash(&new.secret) {
             return Err(JoinError::Unknown);
         }
+        let known = self.next().nodes.values().find(|node| node.key == key).map(|node| node.id);
+        if let Some(id) = known {
+            self.move_node(id, &new.addresses)?;
+            return Ok(id);
+        }
         check_name(&new.name)?;
         check_addresses(&new.addresses)?;
-        let known = self.next().nodes.values().find(|node| node.key == key).map(|node| node.id);
-        let taken = self.next().nodes.values().any(|node| node.name == new.name && Some(node.id) != known);
-        if taken {
+        if self.next().nodes.values().any(|node| node.name == new.name) {
             return Err(JoinError::NameTaken(new.name.clone()));
         }
-        let id = match known {
-            Some(id) => id,
-            None => {
-                if now_s >= token.expires_s {
-                    return Err(JoinError::Expired(now_s - token.expires_s));
-                }
-                if self.next().nodes.len() >= NODES_MAX {
-                    return Err(JoinError::Full);
-                }
-                let uses_left = token.uses_left.checked_sub(1).ok_or(JoinError::Used)?;
-                self.set_token(TokenRecord { uses_left, ..token });
-                self.next_node()
-            }
-        };
+        if now_s >= token.expires_s {
+            return Err(JoinError::Expired(now_s - token.expires_s));
+        }
+        if self.next().nodes.len() >= NODES_MAX {
+            return Err(JoinError::Full);
+        }
+        let uses_left = token.uses_left.checked_sub(1).ok_or(JoinError::Used)?;
+        self.set_token(TokenRecord { uses_left, ..token });
+        let id = self.next_node();
         self.set_node(NodeRecord {
             id,
             name: new.name.clone(),

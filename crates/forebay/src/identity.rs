@@ -16,6 +16,11 @@ use crate::node::NodeDir;
 /// The node that owns all ledgers: they cannot move yet.
 pub(crate) const OWNER: NodeId = NodeId(0);
 
+/// The name of this machine.
+pub(crate) fn hostname() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
 /// The files of an identity.
 pub(crate) struct IdentityFiles {
     env: Env,

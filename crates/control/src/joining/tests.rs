@@ -41,6 +41,22 @@ fn a_token_admits_as_many_nodes_as_it_says_and_a_repetition_is_no_other_node() {
 }
 
 #[test]
+fn a_node_that_joins_again_keeps_its_name_and_place_and_may_have_moved() {
+    let mut plan = plan(1);
+    let id = plan.join(&wish("one"), "k1", NOW).unwrap();
+    let moved = NewNode {
+        name: "hostname".to_owned(),
+        zone: String::new(),
+        addresses: vec!["10.0.0.9:7740".to_owned()],
+        ..wish("one")
+    };
+    assert_eq!(plan.join(&moved, "k1", NOW).unwrap(), id);
+    let node = &plan.next().nodes[&id];
+    assert_eq!((node.name.as_str(), node.zone.as_str()), ("one", "z"));
+    assert_eq!(node.addresses, ["10.0.0.9:7740"]);
+}
+
+#[test]
 fn bad_wishes_change_nothing() {
     let mut plan = plan(1);
     plan.join(&wish("one"), "k1", NOW).unwrap();

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use base::env::Env;
 use control::ControlView;
 use s3::{Accounts, AuditLog};
@@ -98,10 +98,12 @@ impl MemberGate {
     pub(super) async fn stop(&self) -> Result<()> {
         let running = lock(&self.running).take();
         let Some((endpoint, filesystem)) = running else { return Ok(()) };
-        let stopped = tokio::time::timeout(CLOSE_PATIENCE * 2, endpoint.stop()).await.unwrap_or(Ok(()));
+        let client = endpoint.stop().await;
+        let written = tokio::time::timeout(CLOSE_PATIENCE * 2, client.sync()).await;
+        let written = written.context("what came through S3 is not written out: the cluster does not answer");
         filesystem.close(CLOSE_PATIENCE).await;
         let audit = self.parts.audit.clone();
         let audited = tokio::task::spawn_blocking(move || audit.stop()).await;
-        stopped.and(audited.map_err(Into::into).map(drop))
+        written.and_then(|written| Ok(written?)).and(audited.map_err(Into::into).map(drop))
     }
 }

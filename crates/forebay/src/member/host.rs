@@ -13,12 +13,8 @@ use wire::BoxFuture;
 use wire::cluster::{Declined, HostReply, HostRequest, HostService, HostedDrive};
 use wire::drive::{DriveHealth, DriveService};
 
-use crate::node::{DriveEntry, DriveMaker, note_named};
+use crate::node::{DriveEntry, DriveMaker, REOPEN_NS, REOPEN_NS_MAX, note_named};
 use crate::remote::OwnDrives;
-
-/// Pauses between attempts to open a drive that is missing.
-const REOPEN_NS: u64 = 1_000_000_000;
-const REOPEN_NS_MAX: u64 = 30_000_000_000;
 
 /// The drives of this node.
 pub(super) struct DriveHost {
@@ -70,15 +66,19 @@ impl DriveHost {
         open.collect()
     }
 
-    /// Notes where the named drives are, and forgets places of drives that are gone.
-    pub(super) fn note_places(
+    /// Notes where the named drives are, and forgets places of drives that are gone. Called once, with the first records.
+    pub(super) async fn note_places(
         &self,
         cluster: ClusterId,
         records: &BTreeMap<DriveId, DriveRecord>,
         named: &[PathBuf],
     ) -> Result<()> {
         let is_known = |uuid| records.values().any(|record| record.uuid == uuid);
-        self.maker.paths.keep_only(is_known)?;
+        // A drive that is being made has a place and no record yet.
+        let _one_at_a_time = self.making.lock().await;
+        let drives = self.drives.lock().await;
+        let is_made = |uuid| drives.values().any(|hosted| hosted.entry.record().uuid == uuid);
+        self.maker.paths.keep_only(|uuid| is_known(uuid) || is_made(uuid))?;
         note_named(&self.maker.env, cluster, is_known, &self.maker.paths, named)
     }
 

@@ -13,7 +13,7 @@ use tokio::runtime::Handle;
 use wire::cluster::{JoinReply, JoinRequest, Joined, NewNode};
 use wire::link::{Dial, Peer, PeerOptions, connect_as_stranger};
 
-use crate::identity::{IdentityFiles, Membership};
+use crate::identity::{IdentityFiles, Membership, hostname};
 use crate::node::{NodeDir, PORT, is_locked, prepare_dir};
 
 /// How long the cluster may take to answer.
@@ -57,7 +57,6 @@ pub(crate) async fn join(env: &Env, dir: &NodeDir, options: JoinOptions) -> Resu
     let bound = std::net::TcpListener::bind(listen);
     drop(bound.with_context(|| format!("cannot listen at {listen}: give another address with --address"))?);
     let key = identity.key()?;
-    let hostname = || rustix::system::uname().nodename().to_string_lossy().into_owned();
     let request = JoinRequest::Join(NewNode {
         token: options.token.id,
         secret: options.token.secret.clone(),

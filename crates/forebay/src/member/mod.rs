@@ -78,8 +78,8 @@ pub(crate) struct Member {
     /// Services for mounts on this machine.
     clients: Clients,
     mounts: MemberMounts,
-    /// Drives that were named for this start, until it is known which ones they are.
-    named: Mutex<Vec<PathBuf>>,
+    /// Drives that were named for this start.
+    named: Vec<PathBuf>,
     gate: MemberGate,
     /// Whether this start mounts what was mounted last.
     mounts_again: bool,
@@ -142,7 +142,7 @@ impl Member {
             started_ns: env.clock.boot_ns(),
             mounts: MemberMounts::load(&env, &dir, membership.node, memory)?,
             mounts_again: !options.no_mount,
-            named: Mutex::new(options.drive_paths.clone()),
+            named: options.drive_paths.clone(),
             gate: MemberGate::new(&env, &dir, &runtime, memory, options.s3.clone())?,
             clients: Clients::new(&env),
             host: DriveHost::new(maker),
@@ -250,8 +250,9 @@ impl Member {
             .map(|(id, drive)| (*id, drive.clone()))
             .collect();
         self.gate.take_over(&view)?;
-        let named = std::mem::take(&mut *lock(&self.named));
-        if let Err(error) = self.host.note_places(cluster.record.id, &drives, &named) {
+        if self.cluster.borrow().is_none()
+            && let Err(error) = self.host.note_places(cluster.record.id, &drives, &self.named).await
+        {
             tracing::error!(error = %format!("{error:#}"), "places of drives are not noted");
         }
         self.host.follow(&drives).await;
@@ -265,12 +266,13 @@ impl Member {
     /// Stops all parts in the order of their dependencies. Returns the first error.
     pub(crate) async fn stop(&self, mounts: Mounts) -> Result<()> {
         let _ = self.stopping.send(true);
-        let mut result = self.gate.stop().await;
+        // One of them may be starting S3.
         let tasks = std::mem::take(&mut *lock(&self.tasks));
         for task in tasks {
             task.abort();
             let _ = task.await;
         }
+        let mut result = self.gate.stop().await;
         result = result.and(self.mounts.stop(mounts).await);
         self.clients.stop().await;
         self.network.stop_answering().await;

@@ -226,13 +226,13 @@ impl Endpoint {
         format!("http://{}", self.server.address())
     }
 
-    /// Ends all requests and makes their writes durable.
-    pub(crate) async fn stop(self) -> Result<()> {
+    /// Ends all requests. Returns the client, which may have something to write out.
+    pub(crate) async fn stop(self) -> Client {
         let Self { server, client } = self;
         server.stop().await;
         // The client and the gate refer to each other.
         client.set_invalidate(None);
-        client.close().await.context("writing out what came through S3")
+        client
     }
 }
 
@@ -272,7 +272,7 @@ impl Node {
     pub(super) async fn stop_s3(&self) -> Result<()> {
         let endpoint = self.s3.lock().expect("no holder of this lock panics").take();
         match endpoint {
-            Some(endpoint) => endpoint.stop().await,
+            Some(endpoint) => endpoint.stop().await.close().await.context("writing out what came through S3"),
             None => Ok(()),
         }
     }

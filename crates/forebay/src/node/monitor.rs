@@ -29,8 +29,8 @@ const BALANCED_AT_ONCE: usize = 16;
 /// Interval at which the progress of the scrub is recorded.
 const MARK_EVERY_NS: u64 = 600_000_000_000;
 /// Pauses between attempts to open a drive that is missing.
-const REOPEN_NS: u64 = 1_000_000_000;
-const REOPEN_NS_MAX: u64 = 30_000_000_000;
+pub(crate) const REOPEN_NS: u64 = 1_000_000_000;
+pub(crate) const REOPEN_NS_MAX: u64 = 30_000_000_000;
 
 /// State of the monitor. Times are of the boot clock.
 #[derive(Default)]

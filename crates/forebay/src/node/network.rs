@@ -18,10 +18,10 @@ use wire::link::{Acceptor, Connector, Fabric, Server, Services, Trust, accept_lo
 
 use super::NodeDir;
 use super::settings::Settings;
-use crate::identity::{IdentityFiles, OWNER};
+use crate::identity::{IdentityFiles, OWNER, hostname};
 
-/// Connections for data to each other node.
-const DATA_CONNECTIONS: usize = 4;
+/// Connections for data to each other node, beside the one for metadata.
+pub(crate) const DATA_CONNECTIONS: usize = 4;
 /// The port of a node, where none is given.
 pub(crate) const PORT: u16 = 7740;
 
@@ -192,7 +192,6 @@ pub(super) async fn ready_owner(
     let key = files.key()?;
     let issued = authority.issue(cluster.id, Party::Node(OWNER), &key.request, now_ns)?;
     files.keep(&issued.certificate_pem, authority.certificate_pem())?;
-    let hostname = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let decide = |plan: &mut Plan| -> Result<()> {
         if plan.next().record.authorities.is_empty() {
             plan.set_cluster(|cluster| cluster.authorities = authority.certificate_pem().to_owned());
@@ -202,7 +201,7 @@ pub(super) async fn ready_owner(
             // An earlier version made the cluster.
             plan.set_cluster(|cluster| cluster.next_node = OWNER.0 + 1);
         }
-        let record = known.clone().unwrap_or_else(|| NodeRecord::new(OWNER, hostname.clone()));
+        let record = known.clone().unwrap_or_else(|| NodeRecord::new(OWNER, hostname()));
         let record = NodeRecord { key: issued.key.clone(), addresses: settings.advertised(), ..record };
         if known.as_ref() != Some(&record) {
             plan.set_node(record);

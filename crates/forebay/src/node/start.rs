@@ -39,7 +39,7 @@ use super::reached::ReachedStores;
 use super::settings::{Settings, TrimChoice};
 use super::users::open_accounts;
 use super::{CLIENTS_SOCKET, Mounts, Node, NodeDir, S3Options, State};
-use crate::identity::OWNER;
+use crate::identity::{OWNER, hostname};
 use crate::mount::MountProcess;
 
 /// How long a start waits for a killed process to end.
@@ -202,7 +202,7 @@ async fn create_cluster(
     let mut plan = Plan::new(Cluster::new(record));
     plan.set_cluster(|cluster| cluster.next_drive += drives.len() as u32);
     let id = plan.next_node();
-    plan.set_node(NodeRecord::new(id, rustix::system::uname().nodename().to_string_lossy()));
+    plan.set_node(NodeRecord::new(id, hostname()));
     let up = drives.iter().map(|(drive, _)| drive.id).collect();
     drives.into_iter().for_each(|(drive, _)| plan.set_drive(drive));
     let filesystem = FilesystemRecord {

@@ -15,10 +15,8 @@ use wire::drive::DriveService;
 use wire::link::{Connection, Connector, Dial, Fabric, Peer, PeerOptions, RemoteDrive};
 
 use crate::identity::IdentityFiles;
-use crate::node::{CLIENTS_SOCKET, NodeDir};
+use crate::node::{CLIENTS_SOCKET, DATA_CONNECTIONS, NodeDir};
 
-/// Connections for data to each node, beside the one for metadata.
-const DATA_CONNECTIONS: usize = 4;
 /// How often the node's certificate is read again.
 const IDENTITY_LOOK: Duration = Duration::from_secs(86_400);
 /// How long a client waits for the first word of drives.
