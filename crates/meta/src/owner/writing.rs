@@ -7,6 +7,7 @@ use std::time::Duration;
 use base::Seq;
 use base::watch;
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 
 use super::desk::StoreJob;
 use super::replicas::Replicas;
@@ -18,6 +19,31 @@ use crate::state::State;
 /// Attempts at a log that is full or cannot be reached, after which waiting requests fail, and the pause between attempts.
 const STUCK_TRIES: u32 = 50;
 const STUCK_PAUSE: Duration = Duration::from_millis(100);
+
+/// How long a log takes no batch until waiting requests fail. Where several nodes reach the log, an attempt lasts as long as
+/// their clients are ready to wait, so time counts; elsewhere attempts do.
+struct Stuck {
+    lease: Option<Duration>,
+    tries: u32,
+    since: Instant,
+}
+
+impl Stuck {
+    fn new(log: &dyn LedgerLog) -> Self {
+        Self { lease: log.caps().lease, tries: 0, since: Instant::now() }
+    }
+
+    /// Another attempt failed. Returns whether waiting requests fail now.
+    fn failed(&mut self) -> bool {
+        self.tries += 1;
+        let Some(lease) = self.lease else { return self.tries.is_multiple_of(STUCK_TRIES) };
+        let is_long = self.since.elapsed() >= lease;
+        if is_long {
+            self.since = Instant::now();
+        }
+        is_long
+    }
+}
 
 /// Appends the entries of a batch, each when the one before is durable.
 pub(super) async fn append(
@@ -40,14 +66,14 @@ async fn append_one(
     entry: &[u8],
     events: &mpsc::UnboundedSender<Event>,
 ) -> Result<(), AppendError> {
-    let mut tries: u32 = 0;
+    let mut stuck = Stuck::new(log);
     loop {
         let result = {
             let _watched = watch::call("append to a ledger's log");
             append_settled(log, owner, seq, entry).await
         };
         let Err(error @ (AppendError::Full(_) | AppendError::Unknown(_))) = &result else { return result };
-        if tries == 0 {
+        if stuck.tries == 0 {
             // A caller's thread has no timer: the background thread must do the waiting.
             let mut handed_over = false;
             std::future::poll_fn(|context| {
@@ -56,8 +82,7 @@ async fn append_one(
             })
             .await;
         }
-        tries += 1;
-        if tries.is_multiple_of(STUCK_TRIES) {
+        if stuck.failed() {
             tracing::warn!(error = %with_causes(error), "ledger log takes no batch, trying again");
             // If the owner is gone, this future is dropped as well.
             let _ = events.send(Event::LogStuck { full: matches!(error, AppendError::Full(_)) });
@@ -67,7 +92,7 @@ async fn append_one(
 }
 
 /// The last entry that may leave the log. If the log has no room, standbys that lack it take a copy.
-fn trim_to(log: &dyn LedgerLog, replicas: &Replicas, stored: Seq) -> Seq {
+pub(crate) fn trim_to(log: &dyn LedgerLog, replicas: &Replicas, stored: Seq) -> Seq {
     match log.room() {
         Room::Enough => replicas.trim_to(stored),
         Room::Reserve => stored,
