@@ -181,8 +181,9 @@ fn take_over(next: &mut Members, stored: Members, known: &Members) {
 
 #[cfg(test)]
 mod tests {
+    use base::env::Env;
     use meta::log::{LedgerLog, MemLog};
-    use meta::records::Records;
+    use meta::records::{Records, RecordsOptions};
     use meta::state::MemState;
     use serde::Deserialize;
     use serde_json::json;
@@ -192,7 +193,7 @@ mod tests {
 
     async fn control() -> Control {
         let log: Arc<dyn LedgerLog> = Arc::new(MemLog::new());
-        Control::open(1, log, Arc::new(MemState::default())).await.unwrap()
+        Control::open(&Env::real(), log, Arc::new(MemState::default()), None).await.unwrap()
     }
 
     fn role(policy: &str) -> RoleRecord {
@@ -235,7 +236,15 @@ mod tests {
 
     async fn rewritten(stored: Value, next: &Outer) -> Value {
         let state: Arc<dyn State> = Arc::new(MemState::default());
-        let records = Records::open(CONTROL_LEDGER, 1, Arc::new(MemLog::new()), state.clone()).await.unwrap();
+        let log = Arc::new(MemLog::new());
+        let options = RecordsOptions {
+            ledger: CONTROL_LEDGER,
+            log,
+            state: state.clone(),
+            env: Env::real(),
+            after: None,
+        };
+        let records = Records::open(options).await.unwrap();
         let key = KEYS.value("outer");
         let bytes = serde_json::to_vec(&stored).unwrap();
         records.commit(|_, _| Ok::<_, ControlError>(vec![(key.clone(), Some(bytes))])).await.unwrap();

@@ -28,6 +28,7 @@ impl ControlView {
 
 #[cfg(test)]
 mod tests {
+    use base::env::Env;
     use std::sync::Arc;
 
     use wire::event::Severity;
@@ -46,7 +47,7 @@ mod tests {
     #[tokio::test]
     async fn the_last_events_are_kept_in_their_order() {
         let log: Arc<dyn LedgerLog> = Arc::new(MemLog::new());
-        let control = Control::open(1, log, Arc::new(MemState::default())).await.unwrap();
+        let control = Control::open(&Env::real(), log, Arc::new(MemState::default()), None).await.unwrap();
         for first in (1..=EVENTS_MAX + 50).step_by(97) {
             let mut change = control.view().unwrap().change();
             (first..(first + 97).min(EVENTS_MAX + 51)).for_each(|id| {

@@ -80,6 +80,7 @@ impl ControlView {
 
 #[cfg(test)]
 mod tests {
+    use base::env::Env;
     use std::sync::Arc;
 
     use super::*;
@@ -94,7 +95,8 @@ mod tests {
     #[tokio::test]
     async fn there_is_always_a_default_and_others_come_and_go() {
         let log: Arc<dyn LedgerLog> = Arc::new(MemLog::new());
-        let control = Control::open(1, log.clone(), Arc::new(MemState::default())).await.unwrap();
+        let control =
+            Control::open(&Env::real(), log.clone(), Arc::new(MemState::default()), None).await.unwrap();
         assert_eq!(control.view().unwrap().filesystem_groups().unwrap(), [FilesystemGroupRecord::default()]);
         let mut change = control.view().unwrap().change();
         change.filesystem_group(&group(1, "fast"));
@@ -107,7 +109,7 @@ mod tests {
         change.filesystem_group(&group(0, "default")).remove_filesystem_group(1);
         control.commit(change).await.unwrap();
         drop(control);
-        let control = Control::open(1, log, Arc::new(MemState::default())).await.unwrap();
+        let control = Control::open(&Env::real(), log, Arc::new(MemState::default()), None).await.unwrap();
         assert_eq!(control.view().unwrap().filesystem_groups().unwrap(), [group(0, "default")]);
     }
 

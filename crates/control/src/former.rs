@@ -49,10 +49,11 @@ impl ControlView {
 
 #[cfg(test)]
 mod tests {
+    use base::env::Env;
     use std::sync::Arc;
 
     use meta::log::MemLog;
-    use meta::records::Records;
+    use meta::records::{Records, RecordsOptions};
     use meta::state::{MemState, State};
     use serde_json::{Value, json};
 
@@ -63,10 +64,17 @@ mod tests {
     /// A ledger with a record of an earlier version.
     async fn earlier(key: &[u8], stored: &Value) -> (Control, Arc<dyn State>) {
         let (log, state) = (Arc::new(MemLog::new()), Arc::new(MemState::default()));
-        let records = Records::open(CONTROL_LEDGER, 1, log.clone(), state.clone()).await.unwrap();
+        let options = RecordsOptions {
+            ledger: CONTROL_LEDGER,
+            log: log.clone(),
+            state: state.clone(),
+            env: Env::real(),
+            after: None,
+        };
+        let records = Records::open(options).await.unwrap();
         let change = vec![(key.to_owned(), Some(serde_json::to_vec(stored).unwrap()))];
         records.commit(|_, _| Ok::<_, ControlError>(change)).await.unwrap();
-        (Control::open(2, log, state.clone()).await.unwrap(), state)
+        (Control::open(&Env::real(), log, state.clone(), None).await.unwrap(), state)
     }
 
     /// The record as it is stored after `change` has written it as it was read.

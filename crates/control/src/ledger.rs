@@ -6,15 +6,17 @@
 use std::sync::Arc;
 
 use base::env::Env;
-use base::{ClusterId, LedgerId, Lineage, Seq};
+use base::{ClusterId, Epoch, FsError, LedgerId, Lineage, Seq};
 use layout::PlacementGroup;
 use meta::history::{Evidence, History};
 use meta::keys::Keys;
 use meta::log::LedgerLog;
 use meta::owner::OwnerError;
-use meta::records::{Records, RecordsError, RecordsSnapshot};
+use meta::records::{Records, RecordsError, RecordsOptions, RecordsSnapshot};
 use meta::state::State;
 use serde::de::DeserializeOwned;
+use wire::BoxFuture;
+use wire::replica::{ReplicaReply, ReplicaRequest, ReplicaService};
 
 use crate::change::{ControlChange, Stored};
 use crate::{ClusterRecord, DriveRecord, FilesystemRecord, NodeRecord, TokenRecord};
@@ -44,7 +46,7 @@ pub enum ControlError {
     /// A record is damaged, or a newer version wrote it in a way that this one cannot read.
     #[error("control record cannot be read: {0}")]
     Record(#[from] serde_json::Error),
-    /// The log or the store failed. The change may come into force later, before any other.
+    /// The log or the store failed, or another node owns the ledger. The change may come into force later, before any other.
     #[error("control ledger failed: {0}")]
     Failed(#[from] RecordsError),
     /// Another change came first. Nothing has changed: decide anew.
@@ -66,14 +68,39 @@ pub struct ControlView {
 }
 
 impl Control {
-    /// Opens the ledger and brings its store up to the end of its log.
-    /// `nonce` is a random number that tells this owner from others.
+    /// Opens the ledger and brings its store up to the end of its log: only if the log's last seal has the epoch `after`, or
+    /// after any.
+    ///
+    /// # Errors
+    /// `Fenced` of the log, if another node was faster. Others as for an owner.
     pub async fn open(
-        nonce: u64,
+        env: &Env,
         log: Arc<dyn LedgerLog>,
         state: Arc<dyn State>,
+        after: Option<Epoch>,
     ) -> Result<Self, ControlError> {
-        Ok(Self { records: Records::open(CONTROL_LEDGER, nonce, log, state).await? })
+        let options = RecordsOptions { ledger: CONTROL_LEDGER, log, state, env: env.clone(), after };
+        Ok(Self { records: Records::open(options).await? })
+    }
+
+    /// See [`Records::keep`].
+    pub async fn keep(&self) {
+        self.records.keep().await;
+    }
+
+    /// See [`Records::holds`].
+    pub fn holds(&self) -> bool {
+        self.records.holds()
+    }
+
+    /// See [`Records::resign`].
+    pub async fn resign(&self) {
+        self.records.resign().await;
+    }
+
+    /// The epoch with which this owner sealed the log.
+    pub fn epoch(&self) -> Epoch {
+        self.records.epoch()
     }
 
     /// A read-only ledger: changes are refused.
@@ -144,6 +171,12 @@ impl Control {
 
     pub(crate) fn records(&self) -> &Records {
         &self.records
+    }
+}
+
+impl ReplicaService for Control {
+    fn ask(&self, request: ReplicaRequest) -> BoxFuture<'_, Result<ReplicaReply, FsError>> {
+        self.records.ask(request)
     }
 }
 

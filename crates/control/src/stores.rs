@@ -77,6 +77,7 @@ impl ControlView {
 
 #[cfg(test)]
 mod tests {
+    use base::env::Env;
     use std::sync::Arc;
 
     use wire::store::{StoreAuth, StoreLimits, StoreProtocol};
@@ -107,13 +108,14 @@ mod tests {
     async fn stores_come_and_go_and_their_numbers_are_counted() {
         let log: Arc<dyn LedgerLog> = Arc::new(MemLog::new());
         {
-            let control = Control::open(1, log.clone(), Arc::new(MemState::default())).await.unwrap();
+            let control =
+                Control::open(&Env::real(), log.clone(), Arc::new(MemState::default()), None).await.unwrap();
             assert_eq!(control.view().unwrap().stores_record().unwrap(), None);
             let mut change = control.view().unwrap().change();
             change.stores(&StoresRecord { next_store: 4 }).store(&store());
             control.commit(change).await.unwrap();
         }
-        let control = Control::open(1, log, Arc::new(MemState::default())).await.unwrap();
+        let control = Control::open(&Env::real(), log, Arc::new(MemState::default()), None).await.unwrap();
         assert_eq!(control.view().unwrap().stores_record().unwrap(), Some(StoresRecord { next_store: 4 }));
         assert!(control.view().unwrap().stores().unwrap() == [store()]);
         let mut change = control.view().unwrap().change();

@@ -127,6 +127,7 @@ impl ControlView {
 
 #[cfg(test)]
 mod tests {
+    use base::env::Env;
     use std::sync::Arc;
 
     use super::*;
@@ -165,13 +166,14 @@ mod tests {
         let log: Arc<dyn LedgerLog> = Arc::new(MemLog::new());
         let role = RoleRecord { name: "reader".to_owned(), policy: "{}".to_owned() };
         {
-            let control = Control::open(1, log.clone(), Arc::new(MemState::default())).await.unwrap();
+            let control =
+                Control::open(&Env::real(), log.clone(), Arc::new(MemState::default()), None).await.unwrap();
             assert_eq!(control.view().unwrap().users_record().unwrap(), None);
             let mut change = control.view().unwrap().change();
             change.users(&UsersRecord { next_user: 8 }).user(&user()).access_key(&access_key()).role(&role);
             control.commit(change).await.unwrap();
         }
-        let control = Control::open(1, log, Arc::new(MemState::default())).await.unwrap();
+        let control = Control::open(&Env::real(), log, Arc::new(MemState::default()), None).await.unwrap();
         assert_eq!(control.view().unwrap().users_record().unwrap(), Some(UsersRecord { next_user: 8 }));
         assert_eq!(control.view().unwrap().users().unwrap(), [user()]);
         assert!(control.view().unwrap().access_keys().unwrap() == [access_key()]);

@@ -2,21 +2,26 @@
 //!
 //! It has the same log, the same kind of batches and the same recovery as the ledger of a filesystem. A change is durable when its
 //! call returns. A change without an answer is never forgotten: it comes before any other, or the next owner decides on it.
+//! Where several nodes reach the log, one of them is the owner, and [`Records::keep`] must run for it.
+
+mod ownership;
 
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::sync::{Arc, MutexGuard};
 
+use base::env::Env;
 use base::{Epoch, LedgerId, Lineage, Seq};
 use tokio::sync::{Mutex, watch};
 
 use crate::batch::Batch;
 use crate::history::History;
 use crate::keys::{KeyRange, Keys};
-use crate::log::{AppendError, LedgerLog, MemLog, Sealed, append_settled};
+use crate::log::{AppendError, LedgerLog, MemLog, NOBODY, Sealed, append_settled};
 use crate::owner::{OwnerError, recover};
 use crate::state::{Applied, Pair, State, StateError, every_key};
 use crate::values::Value;
+use ownership::Ownership;
 
 /// Keys with their new values; `None` removes.
 pub type Changes = Vec<(Vec<u8>, Option<Vec<u8>>)>;
@@ -31,6 +36,10 @@ pub enum RecordsError {
     /// The ledger is only looked at.
     #[error("it is only looked at")]
     IsView,
+    /// Another owner has the ledger, or this one gave it back. Nothing changes here any more. Of changes that were not answered
+    /// before, the next owner decides.
+    #[error("another node owns the ledger")]
+    NotOwner,
     /// The log did not take the change, or did not say so. Then the change may come into force later, before any other.
     #[error(transparent)]
     Log(AppendError),
@@ -42,17 +51,32 @@ pub enum RecordsError {
     Read(StateError),
 }
 
+/// The components of a ledger of records.
+pub struct RecordsOptions {
+    /// The ledger.
+    pub ledger: LedgerId,
+    /// Its log.
+    pub log: Arc<dyn LedgerLog>,
+    /// Its local store.
+    pub state: Arc<dyn State>,
+    /// Clock and random numbers.
+    pub env: Env,
+    /// As in [`OwnerOptions`](crate::owner::OwnerOptions).
+    pub after: Option<Epoch>,
+}
+
 /// An open ledger of records.
 pub struct Records {
     keys: Keys,
     log: Arc<dyn LedgerLog>,
     state: Arc<dyn State>,
-    owner: Sealed,
+    sealed: Sealed,
+    /// `None`: the ledger is only looked at.
+    ownership: Option<Ownership>,
     end: Mutex<End>,
     history: std::sync::Mutex<History>,
     recent: std::sync::Mutex<Recent>,
     newest: watch::Sender<Seq>,
-    is_view: bool,
 }
 
 /// The last changes, for readers elsewhere.
@@ -98,27 +122,26 @@ enum Late {
 }
 
 impl Records {
-    /// Opens the ledger and brings its store up to the end of its log. `nonce` is a random number that tells this owner from
-    /// others.
-    pub async fn open(
-        ledger: LedgerId,
-        nonce: u64,
-        log: Arc<dyn LedgerLog>,
-        state: Arc<dyn State>,
-    ) -> Result<Self, OwnerError> {
-        let (owner, tail) = recover(ledger, &log, &state, nonce).await?;
+    /// Fences earlier owners and brings the store up to the end of the log.
+    ///
+    /// # Errors
+    /// `Fenced` of the log, if another node was faster. Others as for an owner.
+    pub async fn open(options: RecordsOptions) -> Result<Self, OwnerError> {
+        let RecordsOptions { ledger, log, state, env, after } = options;
+        let asked_ns = env.clock.boot_ns();
+        let (sealed, tail) = recover((ledger, &log, &state), env.random.next_u64(), after).await?;
         let history = History::read(&*state, ledger, tail);
         let history = history.map_err(|source| OwnerError::Store { ledger, source })?;
         Ok(Self {
             keys: Keys::new(ledger),
+            ownership: Some(Ownership::new(env, &*log, state.clone(), asked_ns)),
             log,
             state,
-            owner,
+            sealed,
             end: Mutex::new(End { seq: tail, late: None }),
             history: std::sync::Mutex::new(history),
             recent: std::sync::Mutex::new(Recent { before: tail, ..Recent::default() }),
             newest: watch::Sender::new(tail),
-            is_view: false,
         })
     }
 
@@ -128,12 +151,12 @@ impl Records {
             keys: Keys::new(ledger),
             log: Arc::new(MemLog::new()),
             state,
-            owner: Sealed { epoch: Epoch(u64::MAX), nonce: 0 },
+            sealed: Sealed { epoch: Epoch(u64::MAX), nonce: NOBODY },
+            ownership: None,
             end: Mutex::new(End { seq: Seq(0), late: None }),
             history: std::sync::Mutex::default(),
             recent: std::sync::Mutex::default(),
             newest: watch::Sender::new(Seq(0)),
-            is_view: true,
         }
     }
 
@@ -149,6 +172,7 @@ impl Records {
         decide: impl FnOnce(&dyn State, Seq) -> Result<Changes, E>,
     ) -> Result<(), E> {
         let mut end = self.end.lock().await;
+        self.check_owner()?;
         self.finish_late(&mut end).await?;
         let first = Seq(end.seq.0 + 1);
         let mut changes = decide(&*self.state, first)?;
@@ -162,6 +186,8 @@ impl Records {
     /// Makes changes durable, all or none. `decide` names them: it sees all earlier changes, and no other comes in between. It
     /// gets the store, and the number of the batch that the changes become.
     ///
+    /// It is tried also when this is not the only owner for certain: the log takes nothing of an earlier owner.
+    ///
     /// # Errors
     /// Those of `decide`, and then nothing has changed. After others the change may come into force later, before any other.
     pub async fn commit<E: From<RecordsError>>(
@@ -169,9 +195,7 @@ impl Records {
         decide: impl FnOnce(&dyn State, Seq) -> Result<Changes, E>,
     ) -> Result<(), E> {
         let mut end = self.end.lock().await;
-        if self.is_view {
-            return Err(RecordsError::IsView.into());
-        }
+        self.check_owner()?;
         self.finish_late(&mut end).await?;
         let changes = decide(&*self.state, Seq(end.seq.0 + 1))?;
         Ok(self.put(&mut end, changes).await?)
@@ -179,17 +203,20 @@ impl Records {
 
     /// Puts an earlier change into force that the log did not answer, or for which the store had no room.
     pub async fn catch_up(&self) -> Result<(), RecordsError> {
-        self.finish_late(&mut *self.end.lock().await).await
+        let mut end = self.end.lock().await;
+        self.check_owner()?;
+        self.finish_late(&mut end).await
     }
 
     async fn put(&self, end: &mut End, changes: Changes) -> Result<(), RecordsError> {
         // Also if this future is dropped.
         end.late = Some(Late::Unknown(Batch { changes }));
         let appended = self.append(end).await;
-        if !matches!(appended, Ok(()) | Err(AppendError::Unknown(_))) {
+        // Nothing was appended. In all other cases the log may have it.
+        if matches!(appended, Err(AppendError::Full(_) | AppendError::TooLarge)) {
             end.late = None;
         }
-        appended.map_err(RecordsError::Log)?;
+        appended.map_err(of_log)?;
         self.store(end).map_err(RecordsError::Store)
     }
 
@@ -198,7 +225,7 @@ impl Records {
             return Ok(());
         }
         // After any error the change stays the next one, because an earlier attempt may have succeeded.
-        self.append(end).await.map_err(RecordsError::Log)?;
+        self.append(end).await.map_err(of_log)?;
         self.store(end).map_err(RecordsError::Store)
     }
 
@@ -206,7 +233,8 @@ impl Records {
     async fn append(&self, end: &mut End) -> Result<(), AppendError> {
         let Some(Late::Unknown(batch)) = &end.late else { return Ok(()) };
         let next = Seq(end.seq.0 + 1);
-        append_settled(&*self.log, self.owner, next, &batch.encode()).await?;
+        let appended = append_settled(&*self.log, self.sealed, next, &batch.encode()).await;
+        appended.inspect_err(|error| self.note_failure(error))?;
         end.seq = next;
         self.history.lock().expect("no holder of this lock panics").goes_on(next);
         if let Some(Late::Unknown(batch)) = end.late.take() {
@@ -219,7 +247,7 @@ impl Records {
     fn store(&self, end: &mut End) -> Result<(), StateError> {
         let Some(Late::Unstored(batch)) = &end.late else { return Ok(()) };
         let mut pairs = batch.changes.iter().map(|(key, value)| (key.as_slice(), value.as_deref()));
-        self.state.apply(&mut pairs, Applied { seq: end.seq, epoch: self.owner.epoch })?;
+        self.state.apply(&mut pairs, Applied { seq: end.seq, epoch: self.sealed.epoch })?;
         if let Some(Late::Unstored(batch)) = end.late.take() {
             self.recent().add(end.seq, batch.changes);
         }
@@ -233,7 +261,7 @@ impl Records {
 
     /// The epoch with which this owner sealed the log.
     pub fn epoch(&self) -> Epoch {
-        self.owner.epoch
+        self.sealed.epoch
     }
 
     /// The last change that is in force, as it becomes newer.
@@ -258,11 +286,18 @@ impl Records {
 
     /// All records as they are now. Later changes do not show.
     pub fn snapshot(&self) -> Result<RecordsSnapshot, RecordsError> {
-        let state = match self.is_view {
-            true => self.state.clone(),
-            false => self.state.snapshot().map_err(RecordsError::Read)?,
+        let state = match self.ownership {
+            None => self.state.clone(),
+            Some(_) => self.state.snapshot().map_err(RecordsError::Read)?,
         };
         Ok(RecordsSnapshot { state })
+    }
+}
+
+fn of_log(error: AppendError) -> RecordsError {
+    match error {
+        AppendError::Fenced(_) => RecordsError::NotOwner,
+        error => RecordsError::Log(error),
     }
 }
 

@@ -227,8 +227,9 @@ impl ControlNode {
         let dice = |part: u64| world.dice(part + (boot << 32));
         let log = ControlLog { world: world.clone(), inner, dice: dice(0xc0_1060), losses: dice(0xc0_1057) };
         let state = Arc::new(MemState::default());
-        let control =
-            Control::open(boot + 1, Arc::new(log), state).await.map_err(|error| error.to_string())?;
+        let control = Control::open(&world.env(), Arc::new(log), state, None)
+            .await
+            .map_err(|error| error.to_string())?;
         let node = Self { control, dice: dice(0xc0_d1ce), is_patient: AtomicBool::new(false) };
         let found = node.control.view().and_then(|view| control::Cluster::of(&view));
         match found {

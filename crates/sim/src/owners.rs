@@ -196,6 +196,7 @@ async fn open_on(
         state: state.clone(),
         env: world.env_of(Machine::Host(host)),
         evidence: evidence(drives).await,
+        after: None,
         earlier_sessions,
         unstored_bytes_max: 256 << 20,
         standby_grace: Duration::ZERO,
@@ -299,7 +300,7 @@ impl Owners {
     async fn stand_by(&self, dice: &Dice) -> Result<(), String> {
         tokio::time::sleep(Duration::from_secs(dice.below(*dice.of(&[1, 1, 20])))).await;
         let (mut standby, clock) = self.standby(self.next_log())?;
-        standby.follow(&*clock).await.map_err(|error| text(&error))
+        standby.follow(&*clock).await.map(drop).map_err(|error| text(&error))
     }
 
     /// The present owner dies, or is cut off from the log; then the other host takes the ledger.
@@ -319,7 +320,7 @@ impl Owners {
         let next = self.next_log();
         let (mut standby, clock) = self.standby(next.clone())?;
         match tokio::time::timeout(STANDBY_PATIENCE, standby.follow(&*clock)).await {
-            Ok(followed) => followed.map_err(|error| text(&error))?,
+            Ok(followed) => drop(followed.map_err(|error| text(&error))?),
             Err(_) => {
                 world.trace.event(format_args!("the store of host {host} is too old turn={turn}"));
                 process.die();

@@ -1,3 +1,4 @@
+use base::env::Env;
 use meta::log::MemLog;
 
 use super::*;
@@ -6,7 +7,9 @@ use crate::{Cluster, NodeRecord, Plan, RoleRecord};
 const NOW: Duration = Duration::ZERO;
 
 async fn control() -> Control {
-    let control = Control::open(1, Arc::new(MemLog::new()), Arc::new(MemState::default())).await.unwrap();
+    let control = Control::open(&Env::real(), Arc::new(MemLog::new()), Arc::new(MemState::default()), None)
+        .await
+        .unwrap();
     let env = base::env::Env::real();
     let plan = Plan::new(Cluster::new(Control::new_cluster(&env)));
     let view = control.view().unwrap();
@@ -139,7 +142,8 @@ async fn without_news_the_answer_says_so_in_time() {
 #[tokio::test]
 async fn after_another_owner_nothing_of_an_abandoned_history_is_left() {
     let log = Arc::new(MemLog::new());
-    let control = Control::open(1, log.clone(), Arc::new(MemState::default())).await.unwrap();
+    let control =
+        Control::open(&Env::real(), log.clone(), Arc::new(MemState::default()), None).await.unwrap();
     add_role(&control, "kept", "").await;
     let mut follower = Follower::default();
     follow(&mut follower, &control).await;
@@ -155,7 +159,7 @@ async fn after_another_owner_nothing_of_an_abandoned_history_is_left() {
     };
     follower.take(lost).unwrap();
     assert_eq!(roles(&follower), ["kept", "lost"]);
-    let next = Control::open(2, log, Arc::new(MemState::default())).await.unwrap();
+    let next = Control::open(&Env::real(), log, Arc::new(MemState::default()), None).await.unwrap();
     for name in ["a", "b", "c"] {
         add_role(&next, name, "").await;
     }

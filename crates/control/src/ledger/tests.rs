@@ -1,3 +1,4 @@
+use base::env::Env;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use wire::BoxFuture;
@@ -52,7 +53,7 @@ impl State for Disk {
 #[tokio::test]
 async fn a_change_that_found_no_room_comes_into_force_later_and_the_next_one_is_refused_once() {
     let (log, disk) = (Arc::new(MemLog::new()), Arc::new(Disk::default()));
-    let control = Control::open(1, log.clone(), disk.clone()).await.unwrap();
+    let control = Control::open(&Env::real(), log.clone(), disk.clone(), None).await.unwrap();
     let first = Control::new_cluster(&Env::real());
     let with = |map_epoch| ClusterRecord { map_epoch, ..first.clone() };
     let commit = async |record: &ClusterRecord| {
@@ -78,7 +79,7 @@ async fn a_change_that_found_no_room_comes_into_force_later_and_the_next_one_is_
     assert_eq!(control.view().unwrap().cluster().unwrap(), with(4));
     commit(&with(3)).await.unwrap();
     // A restart finds the same records.
-    let again = Control::open(1, log, Arc::new(MemState::default())).await.unwrap();
+    let again = Control::open(&Env::real(), log, Arc::new(MemState::default()), None).await.unwrap();
     assert_eq!(again.view().unwrap().cluster().unwrap(), with(3));
 }
 
@@ -144,7 +145,8 @@ impl LedgerLog for Lossy {
 #[tokio::test]
 async fn a_change_that_the_log_did_not_take_comes_before_any_other() {
     let log = Arc::new(Lossy::default());
-    let control = Control::open(1, log.clone(), Arc::new(MemState::default())).await.unwrap();
+    let control =
+        Control::open(&Env::real(), log.clone(), Arc::new(MemState::default()), None).await.unwrap();
     let first = Control::new_cluster(&Env::real());
     let commit = async |map_epoch| {
         let mut change = control.view().unwrap().change();
@@ -168,7 +170,7 @@ async fn a_change_that_the_log_did_not_take_comes_before_any_other() {
     log.full.store(false, Ordering::Relaxed);
     assert!(commit(5).await.unwrap_err().contains("repeat this one"));
     assert_eq!(control.view().unwrap().cluster().unwrap().map_epoch, 4);
-    let again = Control::open(2, log, Arc::new(MemState::default())).await.unwrap();
+    let again = Control::open(&Env::real(), log, Arc::new(MemState::default()), None).await.unwrap();
     assert_eq!(again.view().unwrap().cluster().unwrap().map_epoch, 4);
 }
 
@@ -183,13 +185,14 @@ async fn what_was_committed_is_there_after_reopening_even_without_the_store() {
         ..FilesystemRecord::new(1, "4+2".parse().unwrap())
     };
     {
-        let control = Control::open(1, log.clone(), Arc::new(MemState::default())).await.unwrap();
+        let control =
+            Control::open(&Env::real(), log.clone(), Arc::new(MemState::default()), None).await.unwrap();
         assert!(matches!(control.view().unwrap().cluster(), Err(ControlError::NoCluster)));
         let mut change = control.view().unwrap().change();
         change.cluster(&cluster).filesystem(&filesystem);
         control.commit(change).await.unwrap();
     }
-    let control = Control::open(1, log, Arc::new(MemState::default())).await.unwrap();
+    let control = Control::open(&Env::real(), log, Arc::new(MemState::default()), None).await.unwrap();
     assert_eq!(control.view().unwrap().cluster().unwrap(), cluster);
     assert_eq!(control.view().unwrap().filesystems().unwrap(), [filesystem]);
     assert!(control.view().unwrap().drives().unwrap().is_empty());

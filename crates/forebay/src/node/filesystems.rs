@@ -223,6 +223,7 @@ async fn open_owner(
             env: owner_env,
             evidence,
             // A log of files has no standbys.
+            after: None,
             earlier_sessions,
             unstored_bytes_max,
             standby_grace: Duration::ZERO,

@@ -618,7 +618,7 @@ async fn open_control(
     options: &StartOptions,
 ) -> Result<Opened> {
     let files = meta_dirs.open(CONTROL_LEDGER, CONTROL_CACHE_BYTES)?;
-    let control = Control::open(env.random.next_u64(), files.log.clone(), files.state.clone()).await?;
+    let control = Control::open(env, files.log.clone(), files.state.clone(), None).await?;
     let mut created = None;
     let view = control.view()?;
     let local_drives = LocalDrives::load(env, dir, view.former_paths()?)?;

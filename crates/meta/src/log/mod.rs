@@ -49,7 +49,8 @@ pub struct Tail {
 pub struct Fence {
     /// Epoch of the last seal; 0 if there was none.
     pub epoch: Epoch,
-    /// The number that its owner chose at random: two nodes may try to seal with the same epoch. 0 if it is not known.
+    /// The number that its owner chose at random: two nodes may try to seal with the same epoch. [`NOBODY`] if the ledger was
+    /// given back or never taken, or if it is not known: an engine without a lease forgets it.
     pub nonce: u64,
     /// The last entry, or 0 if there never was one.
     pub tail: Seq,
@@ -57,12 +58,15 @@ pub struct Fence {
     pub alive: u64,
 }
 
+/// The number in the seal of an owner that gave the ledger back. No owner chooses it.
+pub const NOBODY: u64 = 0;
+
 /// An owner as its log knows it: what it sealed the log with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sealed {
     /// Its epoch.
     pub epoch: Epoch,
-    /// Its random number.
+    /// Its random number; not [`NOBODY`].
     pub nonce: u64,
 }
 

@@ -64,9 +64,12 @@ pub use awake::Now;
 pub use execute::{Early, Executed, Terms};
 pub use options::{OwnerOptions, OwnerStat};
 pub use recovery::OwnerError;
-pub(crate) use recovery::recover;
+pub(crate) use recovery::{give_back, recover};
+pub(crate) use replicas::Replicas;
 pub use server::Owner;
 pub use standby::{Standby, StandbyOptions};
+pub(crate) use tenure::Tenure;
+pub(crate) use writing::trim_to;
 
 /// Format of a ledger's state, kept under `V format`.
 const LEDGER_FORMAT: u64 = 1;

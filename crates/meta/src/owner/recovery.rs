@@ -7,7 +7,7 @@ use base::{Epoch, LedgerId, Seq};
 
 use crate::batch::Assembler;
 use crate::history::OlderLedger;
-use crate::log::{Fence, LedgerLog, LogError, Sealed};
+use crate::log::{Fence, LedgerLog, LogError, NOBODY, Sealed};
 use crate::state::{Applied, State, StateError};
 
 /// Why a ledger could not be opened.
@@ -86,9 +86,13 @@ async fn fence(log: &dyn LedgerLog) -> Result<Fence, LogError> {
     }
 }
 
-/// Seals the log under the next epoch.
-async fn seal(log: &dyn LedgerLog, nonce: u64) -> Result<(Sealed, Seq), LogError> {
-    let epoch = Epoch(fence(log).await?.epoch.0 + 1);
+/// Seals the log under the next epoch: that behind `after`, unless the log has another one already.
+async fn seal(log: &dyn LedgerLog, nonce: u64, after: Option<Epoch>) -> Result<(Sealed, Seq), LogError> {
+    let last = fence(log).await?.epoch;
+    if after.is_some_and(|after| after != last) {
+        return Err(LogError::Fenced(last));
+    }
+    let (epoch, nonce) = (Epoch(last.0 + 1), if nonce == NOBODY { 1 } else { nonce });
     let owner = Sealed { epoch, nonce };
     match log.seal(epoch, nonce).await {
         Ok(tail) => Ok((owner, tail.seq)),
@@ -184,14 +188,35 @@ impl Follower {
 
 /// Seals the log and brings the local store up to the log's end. `nonce` is a random number that tells this owner from
 /// others.
+///
+/// # Errors
+/// `Fenced` of the log, if another node has sealed it since the epoch `after`, or does so at the same time.
 pub(crate) async fn recover(
-    ledger: LedgerId,
-    log: &Arc<dyn LedgerLog>,
-    state: &Arc<dyn State>,
+    (ledger, log, state): (LedgerId, &Arc<dyn LedgerLog>, &Arc<dyn State>),
     nonce: u64,
+    after: Option<Epoch>,
 ) -> Result<(Sealed, Seq), OwnerError> {
-    let sealed = seal(&**log, nonce).await;
+    let sealed = seal(&**log, nonce, after).await;
     let (owner, tail) = sealed.map_err(|source| OwnerError::Log { ledger, source })?;
     Follower::new(ledger, log.clone(), state.clone())?.catch_up(tail).await?;
     Ok((owner, tail))
+}
+
+/// Gives the ledger back: another node may take it at once. Does nothing where no other node reaches the log. If it fails,
+/// other nodes wait for the end of the lease.
+pub(crate) async fn give_back(log: &dyn LedgerLog, owner: Sealed) {
+    if log.caps().lease.is_none() {
+        return;
+    }
+    let given = match log.fence().await {
+        // Of a log that went backwards, another node may be the owner.
+        Ok(fence) if (fence.epoch, fence.nonce) != (owner.epoch, owner.nonce) => {
+            Err(LogError::Fenced(fence.epoch))
+        }
+        Ok(_) => log.seal(Epoch(owner.epoch.0 + 1), NOBODY).await,
+        Err(error) => Err(error),
+    };
+    if let Err(error) = given {
+        tracing::debug!(%error, "the ledger is not given back");
+    }
 }

@@ -22,7 +22,7 @@ const COPIES_MAX: usize = 4;
 const COPY_IDLE_NS: u64 = 60_000_000_000;
 
 /// See the module.
-pub(super) struct Replicas {
+pub(crate) struct Replicas {
     env: Env,
     state: Arc<dyn State>,
     /// Until then nothing is trimmed, because standbys of an earlier owner may still come.
@@ -78,7 +78,7 @@ impl CopySum {
 
 impl Replicas {
     /// An owner that waits for standbys of earlier owners for some time.
-    pub(super) fn new(env: Env, state: Arc<dyn State>, grace: Duration) -> Self {
+    pub(crate) fn new(env: Env, state: Arc<dyn State>, grace: Duration) -> Self {
         let grace_until_ns = env.clock.boot_ns() + grace.as_nanos() as u64;
         Self { env, state, grace_until_ns, inner: Mutex::default() }
     }
@@ -89,7 +89,7 @@ impl Replicas {
 
     /// The last entry that may leave the log, when the owner's store has all up to `own`: a majority of the replicas has it,
     /// and each replica that copies the store. Standbys that said nothing for as long as they wished do not count.
-    pub(super) fn trim_to(&self, own: Seq) -> Seq {
+    pub(crate) fn trim_to(&self, own: Seq) -> Seq {
         let now_ns = self.env.clock.boot_ns();
         if now_ns < self.grace_until_ns {
             return Seq(0);
@@ -108,7 +108,7 @@ impl Replicas {
     }
 
     /// Executes a request of a standby.
-    pub(super) fn ask(&self, request: ReplicaRequest) -> Result<ReplicaReply, FsError> {
+    pub(crate) fn ask(&self, request: ReplicaRequest) -> Result<ReplicaReply, FsError> {
         match request {
             ReplicaRequest::Stored { replica, seq, wait_ms } => {
                 self.heard(&mut self.inner(), replica, (seq, false), wait_ms);

@@ -26,7 +26,7 @@ use super::desk::{Answer, Appending, Call, Desk, Pending, StoreJob};
 use super::lease::RECALL_IDLE_NS;
 use super::options::{OwnerOptions, OwnerStat};
 use super::pressure::Pressure;
-use super::recovery::{OwnerError, recover};
+use super::recovery::{OwnerError, give_back, recover};
 use super::replicas::Replicas;
 use super::tenure::Tenure;
 use super::writing::{append, store_changes};
@@ -54,8 +54,7 @@ impl Owner {
         let runtime = runtime();
         let ledger = options.ledger;
         let asked_ns = options.env.clock.boot_ns();
-        let position =
-            runtime.block_on(recover(ledger, &options.log, &options.state, options.env.random.next_u64()))?;
+        let position = runtime.block_on(Self::take(&options))?;
         let (owner, background, store) = Self::assemble(options, position, asked_ns)?;
         let name = |what: &str| format!("{what}-{ledger}");
         let store = spawn_thread(&name("store"), move || self::runtime().block_on(store));
@@ -68,12 +67,16 @@ impl Owner {
     /// simulated node.
     pub async fn open_here(options: OwnerOptions) -> Result<Self, OwnerError> {
         let asked_ns = options.env.clock.boot_ns();
-        let position =
-            recover(options.ledger, &options.log, &options.state, options.env.random.next_u64()).await?;
+        let position = Self::take(&options).await?;
         let (owner, background, store) = Self::assemble(options, position, asked_ns)?;
         tokio::spawn(background);
         tokio::spawn(store);
         Ok(owner)
+    }
+
+    async fn take(options: &OwnerOptions) -> Result<(Sealed, Seq), OwnerError> {
+        let OwnerOptions { ledger, log, state, env, after, .. } = options;
+        recover((*ledger, log, state), env.random.next_u64(), *after).await
     }
 
     /// Makes an owner and the futures that must run for it: its own work and the local store's. It began to seal the log
@@ -93,6 +96,7 @@ impl Owner {
             earlier_sessions,
             unstored_bytes_max,
             standby_grace,
+            ..
         } = options;
         let history = History::read(&*state, ledger, tail);
         let history = history.map_err(|source| OwnerError::Store { ledger, source })?;
@@ -148,6 +152,13 @@ impl Owner {
         for thread in threads {
             let _ = thread.join();
         }
+    }
+
+    /// Gives the ledger back, after [`Owner::stop`]: a standby may take it at once. Does nothing where no other node reaches
+    /// the log. If it fails, standbys wait until the lease has ended.
+    pub async fn resign(&self) {
+        self.shared.tenure.end();
+        give_back(&*self.shared.log, self.shared.sealed).await;
     }
 
     /// The history of the ledger up to its newest durable batch.
@@ -605,7 +616,9 @@ impl Shared {
     /// After a stop was requested: whether all accepted changes are in the local store.
     fn is_finished(&self, appending: bool) -> bool {
         let mut desk = self.desk();
-        if desk.abandoned || (desk.stopping && self.halted()) {
+        // The log does not answer: the next owner finds what it took.
+        let is_over = self.halted() || !self.tenure.holds(&self.env);
+        if desk.abandoned || (desk.stopping && is_over) {
             desk.fail_all(FsError::Disconnected);
             return true;
         }
@@ -738,6 +751,7 @@ impl Shared {
         if !self.tenure.holds(&self.env) {
             let backlog = desk.backlog.drain(..).map(|call| call.reply);
             backlog.for_each(|reply| drop(reply.send(Err(FsError::Disconnected))));
+            desk.pending.drain(..).for_each(|pending| pending.fail(FsError::Disconnected));
         }
         self.drain_backlog(&mut desk);
         desk.store_due = true;

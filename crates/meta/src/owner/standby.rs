@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base::env::Clock;
-use base::{LedgerId, Seq};
+use base::{Epoch, LedgerId, Seq};
 use bytes::Bytes;
 use wire::replica::{CopyPart, ReplicaReply, ReplicaRequest, ReplicaService};
 
 use super::recovery::{Follower, OwnerError};
 use super::replicas::CopySum;
-use crate::log::{Fence, LedgerLog, LogError};
+use crate::log::{Fence, LedgerLog, LogError, NOBODY};
 use crate::state::{Applied, State, StateError, every_key};
 
 /// The pause between two looks at the log.
@@ -30,10 +30,12 @@ struct Vigil {
 }
 
 impl Vigil {
-    /// Looks at the log. Returns its end, if it answers, and whether the owner has given no sign of life for the log's
-    /// lease: then its own lease has ended before.
-    async fn look(&mut self, log: &dyn LedgerLog, clock: &dyn Clock) -> (Option<Seq>, bool) {
-        let lease_ns = log.caps().lease.unwrap_or_default().as_nanos() as u64;
+    /// Looks at the log. Returns its fence, if it answers, and whether the ledger is vacant: the owner has given no sign of
+    /// life for the log's lease, so its own lease has ended before; or there is none, because nobody has taken the ledger yet,
+    /// or the last one gave it back.
+    async fn look(&mut self, log: &dyn LedgerLog, clock: &dyn Clock) -> (Option<Fence>, bool) {
+        let lease = log.caps().lease;
+        let lease_ns = lease.unwrap_or_default().as_nanos() as u64;
         let now_ns = clock.boot_ns();
         let Ok(fence) = log.fence().await else {
             self.looked_ns = None;
@@ -47,7 +49,8 @@ impl Vigil {
             (self.seen, self.silent_ns) = (Some(fence), 0);
         }
         self.looked_ns = Some(now_ns);
-        (Some(fence.tail), self.silent_ns >= lease_ns)
+        let is_nobodys = lease.is_some() && fence.nonce == NOBODY;
+        (Some(fence), is_nobodys || self.silent_ns >= lease_ns)
     }
 }
 
@@ -84,25 +87,32 @@ impl Standby {
         Ok(Self { options, follower, vigil: Vigil::default() })
     }
 
-    /// Applies new entries of the log to the store about once a second, until the owner has given no sign of life for the
-    /// lease of the log. Then [`Owner::open`](super::Owner::open) may take the ledger, with little left to apply. While the
-    /// log does not answer, it waits. If the log was trimmed beyond the end of the store, it takes a copy of the owner's store; without an owner, it waits for one.
+    /// Applies new entries of the log to the store about once a second, until the ledger is vacant: the owner has given no
+    /// sign of life for the lease of the log, or has given the ledger back. Returns the epoch of the last seal: whoever takes
+    /// the ledger, at once and after that epoch, takes it from nobody. Other nodes may see the same vacancy.
+    ///
+    /// While the log does not answer, it waits. If the log was trimmed beyond the end of the store, it takes a copy of the
+    /// owner's store; without an owner, it waits for one.
     ///
     /// # Errors
     /// `RolledBack` and others as for an owner.
-    pub async fn follow(&mut self, clock: &dyn Clock) -> Result<(), OwnerError> {
-        for look in 0_u32.. {
-            let (tail, is_vacant) = self.vigil.look(&*self.options.log, clock).await;
-            if let Some(tail) = tail
+    pub async fn follow(&mut self, clock: &dyn Clock) -> Result<Epoch, OwnerError> {
+        let log = self.options.log.clone();
+        let mut look: u32 = 0;
+        loop {
+            let (fence, is_vacant) = self.vigil.look(&*log, clock).await;
+            if let Some(fence) = fence
                 && (is_vacant || look.is_multiple_of(LOOKS_PER_STEP))
-                && self.step(tail, is_vacant).await?
+                && self.step(fence.tail, is_vacant).await?
                 && is_vacant
+                // That may have taken long: the owner may have come back.
+                && self.vigil.look(&*log, clock).await == (Some(fence), true)
             {
-                break;
+                return Ok(fence.epoch);
             }
+            look = look.wrapping_add(1);
             tokio::time::sleep(LOOK_EVERY).await;
         }
-        Ok(())
     }
 
     /// Applies all entries up to `tail`. Returns whether the store has them.

@@ -3,4 +3,5 @@
 
 mod full;
 mod owner;
+mod records;
 mod takeover;

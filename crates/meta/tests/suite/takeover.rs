@@ -20,7 +20,7 @@ use wire::replica::{CopyPart, ReplicaReply, ReplicaRequest, ReplicaService};
 
 use crate::owner::make;
 
-const LEASE: Duration = Duration::from_secs(3);
+pub(crate) const LEASE: Duration = Duration::from_secs(3);
 
 /// The clock of a paused runtime.
 struct PausedClock(Instant);
@@ -35,49 +35,67 @@ impl Clock for PausedClock {
     }
 }
 
-fn env() -> Env {
+pub(crate) fn env() -> Env {
     Env { clock: Arc::new(PausedClock(Instant::now())), ..Sim::new(1).env() }
 }
 
 /// A log as one host sees it.
 #[derive(Clone)]
-struct Reached {
-    log: MemLog,
-    cut: Arc<AtomicBool>,
+pub(crate) struct Reached {
+    pub(crate) log: MemLog,
+    pub(crate) cut: Arc<AtomicBool>,
     /// If not, a host with an empty store can take the ledger at any time.
-    trims: bool,
+    pub(crate) trims: bool,
+    /// Appends are lost.
+    pub(crate) loses_appends: Arc<AtomicBool>,
+    /// How long a call of this side waits for the end of a cut.
+    pub(crate) patience: Duration,
+    /// Trims never end.
+    pub(crate) hangs_at_trim: bool,
     /// The log is trimmed up to here just before it is read.
-    trim_at_read: Arc<AtomicU64>,
+    pub(crate) trim_at_read: Arc<AtomicU64>,
 }
 
 impl Reached {
-    fn new(log: &MemLog) -> Self {
-        Self { log: log.clone(), cut: Arc::default(), trims: false, trim_at_read: Arc::default() }
+    pub(crate) fn new(log: &MemLog) -> Self {
+        Self {
+            log: log.clone(),
+            cut: Arc::default(),
+            trims: false,
+            loses_appends: Arc::default(),
+            patience: Duration::ZERO,
+            hangs_at_trim: false,
+            trim_at_read: Arc::default(),
+        }
     }
 
-    fn check(&self) -> std::io::Result<()> {
-        if self.cut.load(Ordering::Relaxed) { Err(std::io::ErrorKind::TimedOut.into()) } else { Ok(()) }
+    async fn check(&self) -> std::io::Result<()> {
+        if !self.cut.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        tokio::time::sleep(self.patience).await;
+        Err(std::io::ErrorKind::TimedOut.into())
     }
 }
 
 impl LedgerLog for Reached {
     fn seal(&self, epoch: Epoch, nonce: u64) -> BoxFuture<'_, Result<Tail, LogError>> {
         Box::pin(async move {
-            self.check()?;
+            self.check().await?;
             self.log.seal(epoch, nonce).await
         })
     }
 
     fn fence(&self) -> BoxFuture<'_, Result<Fence, LogError>> {
         Box::pin(async move {
-            self.check()?;
+            self.check().await?;
             self.log.fence().await
         })
     }
 
     fn renew(&self, owner: Sealed) -> BoxFuture<'_, Result<(), LogError>> {
         Box::pin(async move {
-            self.check()?;
+            self.check().await?;
             self.log.renew(owner).await
         })
     }
@@ -89,7 +107,11 @@ impl LedgerLog for Reached {
         batches: Vec<Vec<u8>>,
     ) -> BoxFuture<'_, Result<(), AppendError>> {
         Box::pin(async move {
-            self.check().map_err(AppendError::Unknown)?;
+            self.check().await.map_err(AppendError::Unknown)?;
+            if self.loses_appends.load(Ordering::Relaxed) {
+                tokio::time::sleep(self.patience).await;
+                return Err(AppendError::Unknown(std::io::ErrorKind::TimedOut.into()));
+            }
             self.log.append(epoch, first, batches).await
         })
     }
@@ -102,7 +124,12 @@ impl LedgerLog for Reached {
     }
 
     fn trim(&self, up_to: Seq) -> BoxFuture<'_, Result<(), LogError>> {
-        Box::pin(async move { if self.trims { self.log.trim(up_to).await } else { Ok(()) } })
+        Box::pin(async move {
+            if self.hangs_at_trim {
+                std::future::pending::<()>().await;
+            }
+            if self.trims { self.log.trim(up_to).await } else { Ok(()) }
+        })
     }
 
     fn first(&self) -> Seq {
@@ -114,31 +141,32 @@ impl LedgerLog for Reached {
     }
 }
 
-struct Deaf;
+pub(crate) struct Deaf;
 
 impl EventSink for Deaf {
     fn event(&self, _event: OwnerEvent) {}
 }
 
-fn options_of(log: &Reached, env: &Env) -> OwnerOptions {
+pub(crate) fn options_of(log: &Reached, env: &Env) -> OwnerOptions {
     OwnerOptions {
         ledger: LedgerId(1),
         log: Arc::new(log.clone()),
         state: Arc::new(MemState::default()),
         env: env.clone(),
         evidence: Evidence::default(),
+        after: None,
         earlier_sessions: EarlierSessions::End,
         unstored_bytes_max: 256 << 20,
         standby_grace: Duration::ZERO,
     }
 }
 
-async fn open(log: &Reached, env: &Env, earlier_sessions: EarlierSessions) -> Arc<Owner> {
+pub(crate) async fn open(log: &Reached, env: &Env, earlier_sessions: EarlierSessions) -> Arc<Owner> {
     let options = OwnerOptions { earlier_sessions, ..options_of(log, env) };
     Arc::new(Owner::open_here(options).await.unwrap())
 }
 
-async fn ask(
+pub(crate) async fn ask(
     owner: &Owner,
     session: SessionId,
     seq: u64,
@@ -148,7 +176,7 @@ async fn ask(
 }
 
 /// For how long the log is kept for a standby.
-const WAIT: Duration = Duration::from_secs(20);
+pub(crate) const WAIT: Duration = Duration::from_secs(20);
 
 fn standby(log: &Reached, state: &Arc<MemState>, owner: &Arc<Owner>, replica: u64) -> Standby {
     let (log, state) = (Arc::new(log.clone()), state.clone());
@@ -157,7 +185,7 @@ fn standby(log: &Reached, state: &Arc<MemState>, owner: &Arc<Owner>, replica: u6
     Standby::new(options).unwrap()
 }
 
-fn on_paused_time<F: Future<Output = ()>>(test: impl FnOnce() -> F) {
+pub(crate) fn on_paused_time<F: Future<Output = ()>>(test: impl FnOnce() -> F) {
     let mut builder = tokio::runtime::Builder::new_current_thread();
     builder.enable_time().start_paused(true).build().unwrap().block_on(async {
         tokio::time::timeout(Duration::from_secs(600), test()).await.expect("it hangs");
