@@ -463,7 +463,8 @@ impl Inner {
 
     async fn trim(&self, up_to: Seq) -> Result<(), LogError> {
         let mut first = self.first.load(Ordering::Relaxed);
-        if up_to.0 < first {
+        // Also a log that gets no entries has a history: the owner's signs of life.
+        if up_to.0 < first && !self.is_history_due() {
             return Ok(());
         }
         let Snapshot { fence, revision, .. } = self.snapshot(SHORT).await?;
@@ -492,21 +493,22 @@ impl Inner {
         Ok(())
     }
 
+    /// Whether etcd may forget what came before the last look.
+    fn is_history_due(&self) -> bool {
+        let history = self.history.lock().expect("no holder of this lock panics");
+        let age_ns = self.env.clock.boot_ns().saturating_sub(history.noted_ns);
+        history.revision == 0 || age_ns >= COMPACT_EVERY.as_nanos() as u64 || history.bytes >= COMPACT_BYTES
+    }
+
     /// Lets etcd forget the history before the last call that did so, if that was long ago. If it fails, a later call tries
     /// again.
     async fn compact(&self, revision: i64) {
-        let now_ns = self.env.clock.boot_ns();
-        let due = {
-            let mut history = self.history.lock().expect("no holder of this lock panics");
-            let age_ns = now_ns.saturating_sub(history.noted_ns);
-            if history.revision != 0
-                && age_ns < COMPACT_EVERY.as_nanos() as u64
-                && history.bytes < COMPACT_BYTES
-            {
-                return;
-            }
-            std::mem::replace(&mut *history, History { revision, noted_ns: now_ns, bytes: 0 }).revision
-        };
+        if !self.is_history_due() {
+            return;
+        }
+        let now = History { revision, noted_ns: self.env.clock.boot_ns(), bytes: 0 };
+        let due = std::mem::replace(&mut *self.history.lock().expect("no holder of this lock panics"), now)
+            .revision;
         if due != 0
             && let Err(error) = self.client.once(CompactionRequest { revision: due }, LONG.attempt).await
         {
