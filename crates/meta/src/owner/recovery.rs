@@ -220,3 +220,110 @@ pub(crate) async fn give_back(log: &dyn LedgerLog, owner: Sealed) {
         tracing::debug!(%error, "the ledger is not given back");
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::ErrorKind::TimedOut;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use wire::BoxFuture;
+
+    use super::*;
+    use crate::log::{AppendError, LogCaps, LogEntry, MemLog, Tail};
+
+    const LEASE: Duration = Duration::from_secs(3);
+
+    /// A log whose next seal, or the answer to it, is lost.
+    struct Lossy {
+        log: MemLog,
+        loses: AtomicBool,
+        hides: AtomicBool,
+    }
+
+    impl Lossy {
+        fn new() -> Self {
+            Self { log: MemLog::shared(LEASE), loses: AtomicBool::new(false), hides: AtomicBool::new(false) }
+        }
+    }
+
+    impl LedgerLog for Lossy {
+        fn seal(&self, epoch: Epoch, nonce: u64) -> BoxFuture<'_, Result<Tail, LogError>> {
+            Box::pin(async move {
+                if self.loses.swap(false, Ordering::Relaxed) {
+                    return Err(LogError::Io(TimedOut.into()));
+                }
+                let sealed = self.log.seal(epoch, nonce).await;
+                if self.hides.swap(false, Ordering::Relaxed) {
+                    Err(LogError::Io(TimedOut.into()))
+                } else {
+                    sealed
+                }
+            })
+        }
+
+        fn fence(&self) -> BoxFuture<'_, Result<Fence, LogError>> {
+            self.log.fence()
+        }
+
+        fn append(
+            &self,
+            epoch: Epoch,
+            first: Seq,
+            batches: Vec<Vec<u8>>,
+        ) -> BoxFuture<'_, Result<(), AppendError>> {
+            self.log.append(epoch, first, batches)
+        }
+
+        fn read(&self, from: Seq, limit_bytes: usize) -> BoxFuture<'_, Result<Vec<LogEntry>, LogError>> {
+            self.log.read(from, limit_bytes)
+        }
+
+        fn trim(&self, up_to: Seq) -> BoxFuture<'_, Result<(), LogError>> {
+            self.log.trim(up_to)
+        }
+
+        fn caps(&self) -> LogCaps {
+            self.log.caps()
+        }
+    }
+
+    #[tokio::test]
+    async fn the_fence_tells_whether_a_seal_without_an_answer_took_the_ledger() {
+        let log = Lossy::new();
+        log.hides.store(true, Ordering::Relaxed);
+        let (owner, _) = seal(&log, 7, Some(Epoch(0))).await.unwrap();
+        assert_eq!(owner, Sealed { epoch: Epoch(1), nonce: 7 });
+        log.loses.store(true, Ordering::Relaxed);
+        assert!(matches!(seal(&log, 8, Some(Epoch(1))).await, Err(LogError::Io(_))));
+        let (owner, _) = seal(&log, 8, Some(Epoch(1))).await.unwrap();
+        assert_eq!(owner, Sealed { epoch: Epoch(2), nonce: 8 });
+        assert!(matches!(seal(&log, 9, Some(Epoch(1))).await, Err(LogError::Fenced(Epoch(2)))));
+        assert!(matches!(seal(&log, 9, Some(Epoch(3))).await, Err(LogError::Fenced(Epoch(2)))));
+        assert_eq!(seal(&log, 9, None).await.unwrap().0.epoch, Epoch(3));
+    }
+
+    #[tokio::test]
+    async fn no_owner_seals_as_nobody() {
+        let log = MemLog::shared(LEASE);
+        let (owner, _) = seal(&log, NOBODY, None).await.unwrap();
+        assert_ne!(owner.nonce, NOBODY);
+        assert_eq!(log.fence().await.unwrap().nonce, owner.nonce);
+    }
+
+    #[tokio::test]
+    async fn an_owner_gives_back_only_what_is_its_own() {
+        let fence_after = async |log: MemLog, owner: Sealed| {
+            log.seal(Epoch(2), 7).await.unwrap();
+            give_back(&log, owner).await;
+            let fence = log.fence().await.unwrap();
+            (fence.epoch.0, fence.nonce)
+        };
+        let owner = Sealed { epoch: Epoch(2), nonce: 7 };
+        assert_eq!(fence_after(MemLog::shared(LEASE), owner).await, (3, NOBODY));
+        assert_eq!(fence_after(MemLog::new(), owner).await, (2, 7));
+        for other in [Sealed { nonce: 8, ..owner }, Sealed { epoch: Epoch(3), ..owner }] {
+            // The log went backwards, and is another's now.
+            assert_eq!(fence_after(MemLog::shared(LEASE), other).await, (2, 7), "{other:?}");
+        }
+    }
+}

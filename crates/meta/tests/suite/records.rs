@@ -11,7 +11,7 @@ use base::env::Env;
 use base::{Epoch, FsError, Ino, LedgerId, Lineage, Seq};
 use bytes::Bytes;
 use meta::batch::Batch;
-use meta::log::{LedgerLog, LogError, MemLog, NOBODY};
+use meta::log::{AppendError, LedgerLog, LogError, MemLog, NOBODY};
 use meta::owner::{EarlierSessions, Owner, OwnerError, OwnerOptions, Standby, StandbyOptions};
 use meta::records::{Records, RecordsError, RecordsOptions};
 use meta::state::{MemState, State};
@@ -92,8 +92,6 @@ fn an_owner_of_records_whose_ledger_was_taken_changes_nothing_and_is_told() {
             assert!(!one.holds(), "it knows");
         }
         assert!(matches!(one.catch_up().await, Err(RecordsError::NotOwner)));
-        let begun = one.begin(Lineage(1), |_, _| panic!("another node decides") as Result<_, RecordsError>);
-        assert!(matches!(begun.await, Err(RecordsError::NotOwner)));
         one.keep().await;
         let asked = ReplicaRequest::Stored { replica: 2, seq: Seq(1), wait_ms: 1 };
         assert_eq!(one.ask(asked.clone()).await, Err(FsError::Disconnected));
@@ -105,7 +103,10 @@ fn an_owner_of_records_whose_ledger_was_taken_changes_nothing_and_is_told() {
         let three = open(&Reached::new(&log), &env).await;
         two.keep().await;
         assert!(!two.holds() && three.holds());
-        assert!(matches!(put(&two, "f").await, Err(RecordsError::NotOwner)));
+        let begun = two.begin(Lineage(1), |_, _| panic!("another node decides") as Result<_, RecordsError>);
+        assert!(matches!(begun.await, Err(RecordsError::NotOwner)));
+        let decided = two.commit(|_, _| panic!("another node decides") as Result<_, RecordsError>);
+        assert!(matches!(decided.await, Err(RecordsError::NotOwner)));
         // An earlier owner does not give back what is another's.
         two.resign().await;
         assert_eq!(log.fence().await.unwrap().epoch, three.epoch());
@@ -361,6 +362,47 @@ fn records_whose_log_went_backwards_are_not_kept() {
         kept.await;
         assert!(!one.holds());
         assert!(put(&one, "e").await.unwrap_err().to_string().contains("backwards"));
+    });
+}
+
+#[test]
+fn a_change_whose_outcome_only_later_becomes_known_comes_before_any_other() {
+    on_paused_time(|| async {
+        let (log, env) = (MemLog::shared(LEASE), env());
+        let host = Reached::new(&log);
+        let one = open(&host, &env).await;
+        host.hides_appends.store(true, Ordering::Relaxed);
+        assert!(matches!(put(&one, "a").await, Err(RecordsError::Log(AppendError::Lost(_)))));
+        host.hides_appends.store(false, Ordering::Relaxed);
+        put(&one, "b").await.unwrap();
+        assert_eq!(keys_in(&log).await, ["a", "b"]);
+        for key in ["a", "b"] {
+            assert!(one.snapshot().unwrap().get(key.as_bytes()).unwrap().is_some(), "{key}");
+        }
+    });
+}
+
+#[test]
+fn an_owner_that_comes_back_while_a_standby_prepares_keeps_the_ledger() {
+    on_paused_time(|| async {
+        let (log, env) = (MemLog::shared(LEASE), env());
+        let one = open(&Reached::new(&log), &env).await;
+        put(&one, "a").await.unwrap();
+        let host = Reached { read_takes: Duration::from_secs(2), ..Reached::new(&log) };
+        host.loses_reads.store(true, Ordering::Relaxed);
+        let mut standby = standby(&host, &Arc::default(), one.clone(), LEDGER);
+        let work = async {
+            // The next look at which it reads is the one that finds the ledger vacant.
+            tokio::time::sleep(LEASE - Duration::from_millis(500)).await;
+            host.loses_reads.store(false, Ordering::Relaxed);
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            while_kept(&one, tokio::time::sleep(Duration::from_secs(60))).await;
+        };
+        tokio::select! {
+            followed = standby.follow(&*env.clock) => panic!("the owner is back: {followed:?}"),
+            () = work => {}
+        }
+        assert_eq!(standby.follow(&*env.clock).await.unwrap(), one.epoch());
     });
 }
 

@@ -48,6 +48,12 @@ pub(crate) struct Reached {
     pub(crate) trims: bool,
     /// Appends are lost.
     pub(crate) loses_appends: Arc<AtomicBool>,
+    /// Answers to appends are lost, and the fence cannot be read.
+    pub(crate) hides_appends: Arc<AtomicBool>,
+    /// Entries cannot be read.
+    pub(crate) loses_reads: Arc<AtomicBool>,
+    /// How long a read of entries takes.
+    pub(crate) read_takes: Duration,
     /// How long a call of this side waits for the end of a cut.
     pub(crate) patience: Duration,
     /// Trims never end.
@@ -63,6 +69,9 @@ impl Reached {
             cut: Arc::default(),
             trims: false,
             loses_appends: Arc::default(),
+            hides_appends: Arc::default(),
+            loses_reads: Arc::default(),
+            read_takes: Duration::ZERO,
             patience: Duration::ZERO,
             hangs_at_trim: false,
             trim_at_read: Arc::default(),
@@ -89,6 +98,9 @@ impl LedgerLog for Reached {
     fn fence(&self) -> BoxFuture<'_, Result<Fence, LogError>> {
         Box::pin(async move {
             self.check().await?;
+            if self.hides_appends.load(Ordering::Relaxed) {
+                return Err(LogError::Damaged("for a test".to_owned()));
+            }
             self.log.fence().await
         })
     }
@@ -112,12 +124,22 @@ impl LedgerLog for Reached {
                 tokio::time::sleep(self.patience).await;
                 return Err(AppendError::Unknown(std::io::ErrorKind::TimedOut.into()));
             }
-            self.log.append(epoch, first, batches).await
+            let appended = self.log.append(epoch, first, batches).await;
+            if self.hides_appends.load(Ordering::Relaxed) {
+                return Err(AppendError::Unknown(std::io::ErrorKind::TimedOut.into()));
+            }
+            appended
         })
     }
 
     fn read(&self, from: Seq, limit_bytes: usize) -> BoxFuture<'_, Result<Vec<LogEntry>, LogError>> {
         Box::pin(async move {
+            if self.loses_reads.load(Ordering::Relaxed) {
+                return Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into());
+            }
+            if !self.read_takes.is_zero() {
+                tokio::time::sleep(self.read_takes).await;
+            }
             self.log.trim(Seq(self.trim_at_read.swap(0, Ordering::Relaxed))).await?;
             self.log.read(from, limit_bytes).await
         })

@@ -1,6 +1,7 @@
 //! The engine with real members of etcd that are killed, stopped, filled and replaced.
 
 mod servers;
+mod vacancy;
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
