@@ -13,7 +13,7 @@ use wire::identity::Identity;
 
 use crate::node::NodeDir;
 
-/// The node that owns all ledgers: they cannot move yet.
+/// The first node of a cluster. It owns all ledgers where their logs are files, which no other node reaches.
 pub(crate) const OWNER: NodeId = NodeId(0);
 
 /// The name of this machine.
@@ -41,6 +41,9 @@ pub(crate) struct Membership {
     pub(crate) addresses: Vec<String>,
     /// The nodes, with their addresses, as they were last.
     pub(crate) nodes: Vec<NodeAddresses>,
+    /// The engine that has the logs of the ledgers; `None`: files of the first node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) log: Option<String>,
 }
 
 impl IdentityFiles {
@@ -101,8 +104,8 @@ impl IdentityFiles {
     }
 
     /// Keeps the key of the cluster's authority.
-    pub(crate) fn keep_authority(&self, authority: &Authority) -> Result<()> {
-        self.write("authority-key.pem", authority.key_pem())
+    pub(crate) fn keep_authority(&self, key_pem: &str) -> Result<()> {
+        self.write("authority-key.pem", key_pem)
     }
 
     /// The cluster's authority, if its key is here.

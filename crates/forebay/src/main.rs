@@ -1,6 +1,7 @@
 //! The `forebay` program: configuration, roles and the command line.
 
 mod cli;
+mod engine;
 mod identity;
 mod log;
 mod member;

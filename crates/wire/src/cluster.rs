@@ -64,6 +64,10 @@ pub struct Joined {
     pub cluster_key: Bytes,
     /// The nodes, with their addresses.
     pub nodes: Vec<NodeAddresses>,
+    /// The engine that has the logs of the ledgers, as `start --log` takes it; empty: files at their owner.
+    pub log: String,
+    /// The key of the cluster's authority (PEM), if the node may come to own the ledgers; else empty.
+    pub authority_key: String,
 }
 
 /// Where others reach a node.
@@ -113,6 +117,15 @@ pub enum ClusterRequest {
         /// `host:port`.
         addresses: Vec<String>,
     },
+    /// Whether the node that is asked owns the control ledger. Every node answers that. Answer: `Owner`.
+    IsOwner,
+    /// A node says that it owns the control ledger from now on, to every other. Answer: `Owner`.
+    Owns {
+        /// The node.
+        node: NodeId,
+        /// Its epoch. A node that knows a later owner takes no notice.
+        epoch: Epoch,
+    },
 }
 
 /// The answer of the owner of the control ledger.
@@ -135,6 +148,8 @@ pub enum ClusterReply {
         /// Certificates of the cluster's authorities (PEM).
         authorities: String,
     },
+    /// The epoch with which this node owns the control ledger; `None`: it does not.
+    Owner(Option<Epoch>),
 }
 
 /// Records that changed.
@@ -216,7 +231,7 @@ impl Payload for ClusterRequest {
     fn payload(&self) -> Bytes {
         match self {
             Self::Manage { body, .. } => body.clone(),
-            Self::Records { .. } | Self::Renew { .. } => Bytes::new(),
+            Self::Records { .. } | Self::Renew { .. } | Self::IsOwner | Self::Owns { .. } => Bytes::new(),
         }
     }
 
@@ -231,7 +246,7 @@ impl Payload for ClusterReply {
     fn payload(&self) -> Bytes {
         match self {
             Self::Managed { body, .. } => body.clone(),
-            Self::Records(_) | Self::Renewed { .. } => Bytes::new(),
+            Self::Records(_) | Self::Renewed { .. } | Self::Owner(_) => Bytes::new(),
         }
     }
 

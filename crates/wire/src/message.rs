@@ -280,11 +280,17 @@ pub const OWNER: Operations = Operations(&[
 /// What standbys ask the owner of their ledger.
 pub const REPLICA: Operations = Operations(&[("Stored", 0x0180), ("Copy", 0x0181)]);
 /// What clients ask of the filesystems of a process.
-pub const VIEW: Operations = Operations(&[("Filesystem", 0x0190)]);
+pub const VIEW: Operations = Operations(&[("Filesystem", 0x0190), ("Owner", 0x0191)]);
 /// What a process asks that is not in the cluster yet.
 pub const JOIN: Operations = Operations(&[("Join", 0x01a0)]);
 /// What nodes ask the owner of the control ledger.
-pub const CLUSTER: Operations = Operations(&[("Records", 0x01b0), ("Manage", 0x01b1), ("Renew", 0x01b2)]);
+pub const CLUSTER: Operations = Operations(&[
+    ("Records", 0x01b0),
+    ("Manage", 0x01b1),
+    ("Renew", 0x01b2),
+    ("IsOwner", 0x01b3),
+    ("Owns", 0x01b4),
+]);
 /// What the owner of the control ledger asks nodes about their drives.
 pub const HOST: Operations =
     Operations(&[("Format", 0x01c0), ("Reopen", 0x01c1), ("Close", 0x01c2), ("Drives", 0x01c3)]);

@@ -1,6 +1,6 @@
 //! What a client in another process must know to use a filesystem: its ledger, its drives and groups, and its object store.
 
-use base::{ClusterId, DriveId, FsError, LedgerId, NodeId, PgId};
+use base::{ClusterId, DriveId, Epoch, FsError, LedgerId, NodeId, PgId};
 use bytes::Bytes;
 use layout::{ClusterMap, Profile};
 use serde::{Deserialize, Serialize};
@@ -23,6 +23,13 @@ pub enum ViewRequest {
         /// How long to wait for news; at most [`NEWS_WAIT_MAX`].
         wait_ms: u32,
     },
+    /// The node that owns the ledgers, once it is not the one of `known`. Answer: `Owner`, or `Same` if nothing changed in the time.
+    Owner {
+        /// The epoch of the owner that the client knows; 0: none.
+        known: Epoch,
+        /// How long to wait for news; at most [`NEWS_WAIT_MAX`].
+        wait_ms: u32,
+    },
 }
 
 /// The answer.
@@ -32,6 +39,8 @@ pub enum ViewReply {
     Same,
     /// The newest view.
     Filesystem(Box<FilesystemView>),
+    /// The node that owns the ledgers, and its epoch, which grows with each owner.
+    Owner(NodeId, Epoch),
 }
 
 /// A filesystem, and what its clients use.

@@ -14,6 +14,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 use layout::Profile;
 
+use crate::engine::EngineAddress;
 use crate::node::{IoChoice, S3Options, TrimChoice};
 
 pub(crate) use blobs::{BlobCommand, RangeName};
@@ -247,6 +248,8 @@ pub(crate) enum Command {
   forebay start /srv/forebay                                    one drive file, no redundancy
   forebay start /srv/forebay --drives 6 --profile 4+2           six drive files, any two may be lost
   forebay start /srv/forebay --drive /dev/sdb --drive /dev/sdc  two devices, two copies
+  forebay start /srv/forebay --log etcd://10.0.0.7:2379 --address 10.0.0.1
+                                                                the first of several machines, any of which may be lost
   forebay start /srv/forebay                                    again: everything as it was")]
 pub(crate) struct StartArgs {
     /// The node's directory; created if it does not exist.
@@ -304,6 +307,10 @@ pub(crate) struct StartArgs {
     /// Start although drives have seen newer metadata: changes that only it has are lost.
     #[arg(long)]
     pub(crate) accept_older_metadata: bool,
+    /// Keep the logs of the metadata in this etcd (new cluster only), so that up to three nodes can own the metadata, one after
+    /// another. Later: where the same etcd is now. With ca=FILE, and cert=FILE and key=FILE if etcd asks for them, over TLS.
+    #[arg(long, value_name = "etcd://HOST:PORT,…[?prefix=NAME]")]
+    pub(crate) log: Option<EngineAddress>,
     #[command(flatten)]
     pub(crate) address: AddressArgs,
     #[command(flatten)]

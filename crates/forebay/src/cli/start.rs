@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -25,7 +26,7 @@ use super::{ask, env};
 use crate::identity::{IdentityFiles, OWNER};
 use crate::log::{Log, Sink};
 use crate::member::Member;
-use crate::node::{Mounts, Node, NodeDir, NodeFile, StartOptions, is_locked, read_node_file};
+use crate::node::{Mounts, Node, NodeDir, NodeFile, StartOptions, found, is_locked, read_node_file};
 use crate::watchdog::Watchdog;
 
 /// How long `stop` waits for the process to end.
@@ -58,6 +59,7 @@ fn options(args: &StartArgs) -> StartOptions {
         s3: args.s3.options(),
         memory_bytes: args.memory,
         trim: args.trim,
+        log: args.log.clone(),
         listen: args.address.address,
         advertise: args.address.advertise.clone(),
     }
@@ -188,20 +190,56 @@ fn serve(dir: &NodeDir, args: StartArgs) -> Result<()> {
     let log = start_logging(dir, &args)?;
     let result = run(dir, &args);
     log.flush();
-    result
+    match result? {
+        Ended::Stopped => Ok(()),
+        Ended::Deposed => Err(begin_anew()),
+    }
+}
+
+/// Why a node serves no more.
+enum Ended {
+    Stopped,
+    /// Another node owns the ledgers that this one owned.
+    Deposed,
+}
+
+/// Set for a process that begins anew: nobody reads its standard output.
+const ANEW: &str = "FOREBAY_ANEW";
+
+/// Replaces this process by a new one with the same arguments. Mounts are in processes of their own. Returns if that fails.
+fn begin_anew() -> anyhow::Error {
+    let again = || -> Result<std::convert::Infallible> {
+        let program = std::env::current_exe().context("finding this program")?;
+        Err(Command::new(program).args(std::env::args_os().skip(1)).env(ANEW, "1").exec().into())
+    };
+    match again() {
+        Err(error) => error.context("beginning anew, because another node owns the metadata"),
+    }
 }
 
 /// A running node, of either kind.
 enum Running {
     Node(Arc<Node>),
-    Member(Arc<Member>),
+    /// With what to tell about the drives that this start made.
+    Member(Arc<Member>, Option<String>),
 }
 
 impl Running {
     async fn start(dir: &NodeDir, options: StartOptions) -> Result<Self> {
-        match Member::is_in(&env(), dir)? {
-            true => Member::start(env(), dir.clone(), options).await.map(Self::Member),
-            false => Node::start(env(), dir.clone(), options).await.map(Self::Node),
+        let is_member = Member::is_in(&env(), dir)?;
+        if !is_member && options.log.is_none() {
+            return Node::start(env(), dir.clone(), options).await.map(Self::Node);
+        }
+        let note = if is_member { None } else { found(&env(), dir, &options).await? };
+        let member = Member::start(env(), dir.clone(), options).await?;
+        Ok(Self::Member(member, note))
+    }
+
+    /// Waits until the process must begin anew.
+    async fn deposed(&self) {
+        match self {
+            Self::Node(_) => std::future::pending().await,
+            Self::Member(member, _) => member.deposed().await,
         }
     }
 
@@ -209,19 +247,19 @@ impl Running {
     fn note(&self) -> Option<&str> {
         match self {
             Self::Node(node) => node.note(),
-            Self::Member(_) => None,
+            Self::Member(_, note) => note.as_deref(),
         }
     }
 
     async fn stop(&self, mounts: Mounts) -> Result<()> {
         match self {
             Self::Node(node) => node.stop(mounts).await,
-            Self::Member(member) => member.stop(mounts).await,
+            Self::Member(member, _) => member.stop(mounts).await,
         }
     }
 }
 
-fn run(dir: &NodeDir, args: &StartArgs) -> Result<()> {
+fn run(dir: &NodeDir, args: &StartArgs) -> Result<Ended> {
     raise_file_limit();
     let known_admin = env().files.exists(&dir.admin_credentials()) || Member::is_in(&env(), dir)?;
     // A thread begins with the CPUs of the one that started it, which may be bound to one.
@@ -236,7 +274,9 @@ fn run(dir: &NodeDir, args: &StartArgs) -> Result<()> {
     runtime.block_on(async {
         let node = Running::start(dir, options(args)).await?;
         tracing::info!(dir = %dir.root().display(), "node serves");
-        if args.background_child {
+        if std::env::var_os(ANEW).is_some() {
+            tracing::info!("this is the process that begins anew");
+        } else if args.background_child {
             println!("{READY} {}", node.note().unwrap_or_default());
             std::io::stdout().flush()?;
         } else if !known_admin {
@@ -246,7 +286,13 @@ fn run(dir: &NodeDir, args: &StartArgs) -> Result<()> {
             }
         }
         // The sender's thread lives as long as the process.
-        let asked = asked.wait_for(|asked| asked.is_some()).await;
+        let asked = tokio::select! {
+            asked = asked.wait_for(|asked| asked.is_some()) => asked,
+            () = node.deposed() => {
+                tracing::error!("another node owns the metadata now: this process begins anew");
+                return Ok(Ended::Deposed);
+            }
+        };
         let mounts = asked.ok().and_then(|asked| *asked).unwrap_or(Mounts::Unmount);
         let stopped = tokio::time::timeout(SHUTDOWN_DEADLINE, node.stop(mounts)).await;
         let result = stopped.context("stopping took too long; everything acknowledged is safe")?;
@@ -257,7 +303,7 @@ fn run(dir: &NodeDir, args: &StartArgs) -> Result<()> {
                 env().files.write_atomic(&dir.stop_error(), format!("{error:#}").as_bytes())?;
             }
         }
-        result
+        result.map(|()| Ended::Stopped)
     })
 }
 

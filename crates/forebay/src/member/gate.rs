@@ -4,13 +4,14 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use base::NodeId;
 use base::env::Env;
 use control::ControlView;
 use s3::{Accounts, AuditLog};
 use tokio::runtime::Handle;
+use tokio::sync::watch;
 
 use super::lock;
-use crate::identity::OWNER;
 use crate::node::{
     Endpoint, EndpointParts, FIRST_FILESYSTEM, MemoryPlan, NodeDir, S3Options, account_set, load_node_key,
 };
@@ -63,13 +64,17 @@ impl MemberGate {
     }
 
     /// Serves the filesystem, unless that is switched off.
-    pub(super) async fn start(&self, routes: &Arc<Routes>) -> Result<()> {
+    pub(super) async fn start(
+        &self,
+        routes: &Arc<Routes>,
+        owner: watch::Receiver<Option<NodeId>>,
+    ) -> Result<()> {
         let env = &self.parts.env;
         let memory = MemoryPlan { dirty_bytes: self.parts.memory.s3_dirty_bytes, ..self.parts.memory };
         let mut opened = None;
         let open = async {
             let wanted = Wanted {
-                owner: OWNER,
+                owner,
                 name: FIRST_FILESYSTEM.to_owned(),
                 memory: Memory::from(&memory),
                 patience: Some(PATIENCE),
@@ -87,6 +92,11 @@ impl MemberGate {
             *lock(&self.running) = Some((endpoint, filesystem));
         }
         Ok(())
+    }
+
+    /// The audit log of the node.
+    pub(super) fn audit(&self) -> Arc<AuditLog> {
+        self.parts.audit.clone()
     }
 
     /// URL of the endpoint.

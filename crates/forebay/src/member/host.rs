@@ -13,7 +13,7 @@ use wire::BoxFuture;
 use wire::cluster::{Declined, HostReply, HostRequest, HostService, HostedDrive};
 use wire::drive::{DriveHealth, DriveService};
 
-use crate::node::{DriveEntry, DriveMaker, REOPEN_NS, REOPEN_NS_MAX, note_named};
+use crate::node::{DriveEntry, DriveMaker, DriveSettings, LocalDrives, REOPEN_NS, REOPEN_NS_MAX, note_named};
 use crate::remote::OwnDrives;
 
 /// The drives of this node.
@@ -48,6 +48,16 @@ impl DriveHost {
             making: Mutex::default(),
             changes: watch::Sender::new(0),
         })
+    }
+
+    /// Where the drives are.
+    pub(super) fn paths(&self) -> Arc<LocalDrives> {
+        self.maker.paths.clone()
+    }
+
+    /// How they are opened.
+    pub(super) fn settings(&self) -> DriveSettings {
+        self.maker.settings
     }
 
     /// Tells of each change of the list.

@@ -66,15 +66,19 @@ pub(crate) async fn join(env: &Env, dir: &NodeDir, options: JoinOptions) -> Resu
         zone: options.zone,
         rack: options.rack,
     });
-    let Joined { node, certificate, authorities, cluster_key, nodes } =
+    let Joined { node, certificate, authorities, cluster_key, nodes, log, authority_key } =
         ask(env, &options.token, &request).await?;
     identity.keep(&certificate, &authorities)?;
     let path = dir.node_key();
     env.files
         .write_atomic(&path, &cluster_key)
         .with_context(|| format!("cannot write {}", path.display()))?;
+    if !authority_key.is_empty() {
+        identity.keep_authority(&authority_key)?;
+    }
     // This file makes it a node.
-    let membership = Membership { cluster: options.token.cluster, node, listen, addresses, nodes };
+    let log = Some(log).filter(|log| !log.is_empty());
+    let membership = Membership { cluster: options.token.cluster, node, listen, addresses, nodes, log };
     identity.keep_membership(&membership)
 }
 

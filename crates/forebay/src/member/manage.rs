@@ -4,17 +4,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use admin::{AdminError, Answer, Answered, MountRequest, NodeStatus, percent_encode};
-use anyhow::Context;
 use bytes::Bytes;
 use control::FilesystemRecord;
 use serde::Serialize;
 use serde_json::{Value, json};
 use wire::BoxFuture;
-use wire::cluster::{ClusterReply, ClusterRequest, ClusterService};
-use wire::link::RemoteCluster;
+use wire::cluster::{ClusterReply, ClusterRequest};
 
 use super::{Member, lock};
-use crate::identity::OWNER;
 
 /// How long the owner of the control ledger may take to answer `status`.
 const STATUS_PATIENCE: std::time::Duration = std::time::Duration::from_secs(8);
@@ -51,10 +48,7 @@ impl Manager {
             path,
             body,
         };
-        let asked = async {
-            let owner = self.member.network.fabric.peer(OWNER).context("the cluster has no owner")?;
-            anyhow::Ok(RemoteCluster::new(&owner).ask(request).await?)
-        };
+        let asked = async { self.member.ask_owner(request).await };
         match asked.await {
             Ok(ClusterReply::Managed { status, body }) => (status, body),
             Ok(_) => AdminError::failed("the owner gave another answer").answer(),
@@ -81,7 +75,8 @@ impl Manager {
             serde_json::from_slice(body).map_err(|error| AdminError::invalid(error.to_string()))?;
         let (path, nodes) = (request.path.map(PathBuf::from), self.member.nodes());
         let named = (filesystem.id, filesystem.name.as_str());
-        self.member.mounts.mount(named, path, request.options, &nodes).await
+        let owner = self.member.owner.now().map(|owner| owner.node);
+        self.member.mounts.mount(named, path, request.options, (owner, &nodes)).await
     }
 
     /// Mounts or unmounts, and shows the filesystem then.

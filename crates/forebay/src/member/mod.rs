@@ -1,11 +1,13 @@
 //! A node that joined a cluster: it serves its drives, mounts filesystems of the cluster, and passes on what operators want to the
-//! owner of the control ledger.
+//! owner of the ledgers. Where an engine has the logs of the ledgers, it may become their owner itself.
 
+mod candidate;
 mod gate;
 mod host;
 mod join;
 mod manage;
 mod mounts;
+mod owner;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -16,23 +18,27 @@ use anyhow::{Context, Result};
 use base::DriveId;
 use base::env::{Env, File};
 use control::{Cluster, DriveRecord, Follower};
+use meta::log::StaleCopies;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use wire::cluster::{ClusterReply, ClusterRequest, ClusterService, HostService};
-use wire::link::{RemoteCluster, Services};
+use wire::cluster::{ClusterReply, ClusterRequest, HostService};
+use wire::link::Services;
 
-use crate::identity::{IdentityFiles, Membership, OWNER};
+use crate::engine::EngineAddress;
+use crate::identity::{IdentityFiles, Membership};
 use crate::node::{
-    Addresses, CLIENTS_SOCKET, Clients, DriveMaker, DriveSettings, LocalDrives, MemoryPlan, Mounts, Network,
-    NodeDir, NodeFile, StartOptions, addresses_of, kept_settings, memory_budget, prepare_dir,
-    remove_leftovers,
+    Addresses, CLIENTS_SOCKET, Clients, DriveMaker, DriveSettings, LocalDrives, MemoryPlan, MetaDirs, Mounts,
+    Network, Node, NodeDir, NodeFile, StartOptions, addresses_of, engine_of, kept_settings, memory_budget,
+    prepare_dir, remove_leftovers,
 };
 use crate::remote::{OwnDrives, Routes};
+use candidate::Candidate;
 use gate::MemberGate;
 use host::DriveHost;
 use manage::Manager;
 use mounts::MemberMounts;
+use owner::{ForAll, KnownOwner};
 
 use join::reached_at;
 pub(crate) use join::{JoinOptions, join};
@@ -40,7 +46,9 @@ pub(crate) use join::{JoinOptions, join};
 /// How often the node looks after its drives and mounts.
 const TICK: Duration = Duration::from_secs(1);
 /// Pause after a question to the owner that has no answer.
-const ASK_PAUSE: Duration = Duration::from_secs(1);
+const ASK_PAUSE: Duration = Duration::from_millis(500);
+/// How long a start waits for an owner of the ledgers: the last one must be gone for certain before another takes them.
+const OWNER_PATIENCE: Duration = Duration::from_secs(10);
 /// How often the certificate is renewed, and the pause after that has failed.
 const RENEW_EVERY: Duration = Duration::from_secs(30 * 86_400);
 const RENEW_PAUSE: Duration = Duration::from_secs(60);
@@ -50,7 +58,16 @@ const GATE_PAUSE: Duration = Duration::from_secs(5);
 const DRIVES_MIN: usize = 2;
 
 /// Refuses options of `start` that are for the node with the metadata.
-fn refuse_foreign(options: &StartOptions) -> Result<()> {
+fn refuse_foreign(membership: &Membership, options: &StartOptions) -> Result<()> {
+    if membership.log.is_some() {
+        // Those of the first start may be given again.
+        if options.accept_older_metadata || options.force_stale_metadata {
+            anyhow::bail!(
+                "the logs of this cluster are in an engine, which has no older copies: leave that option out"
+            );
+        }
+        return Ok(());
+    }
     let given = [
         ("--drives", options.drives.is_some()),
         ("--drive-size", options.drive_bytes.is_some()),
@@ -60,6 +77,7 @@ fn refuse_foreign(options: &StartOptions) -> Result<()> {
         ("--meta-dir", !options.meta_dirs.is_empty()),
         ("--force-stale-metadata", options.force_stale_metadata),
         ("--accept-older-metadata", options.accept_older_metadata),
+        ("--log", options.log.is_some()),
     ];
     if let Some((name, _)) = given.into_iter().find(|(_, given)| *given) {
         anyhow::bail!("{name} is for the node that has the metadata; this one has joined a cluster");
@@ -73,8 +91,22 @@ pub(crate) struct Member {
     dir: NodeDir,
     identity: IdentityFiles,
     membership: Mutex<Membership>,
-    network: Network,
+    network: Arc<Network>,
     host: Arc<DriveHost>,
+    /// The node that owns the ledgers.
+    owner: KnownOwner,
+    /// The owner of the ledgers, if it is this node.
+    role: Mutex<Option<Arc<Node>>>,
+    /// What it serves.
+    offers: watch::Sender<Services>,
+    /// The ledgers that this node may come to own.
+    candidate: Option<Arc<Candidate>>,
+    /// This node owned the ledgers, and another one does now: it must begin anew.
+    deposed: watch::Sender<bool>,
+    /// Its drives were opened, and its mounts made, as far as that was possible.
+    has_looked: watch::Sender<bool>,
+    memory: MemoryPlan,
+    out_after: Option<Duration>,
     /// Services for mounts on this machine.
     clients: Clients,
     mounts: MemberMounts,
@@ -113,8 +145,14 @@ impl Member {
     pub(crate) async fn start(env: Env, dir: NodeDir, options: StartOptions) -> Result<Arc<Self>> {
         let (runtime, held) = (Handle::current(), prepare_dir(&env, &dir)?);
         let identity = IdentityFiles::new(&env, &dir);
-        refuse_foreign(&options)?;
         let mut membership = identity.membership()?.context("this node has not joined a cluster")?;
+        refuse_foreign(&membership, &options)?;
+        if let Some(known) = &membership.log
+            && let Some(next) = &options.log
+        {
+            membership.log = Some(known.parse::<EngineAddress>()?.moved_to(next.clone())?.to_string());
+            identity.keep_membership(&membership)?;
+        }
         if options.listen.is_some() || !options.advertise.is_empty() {
             membership.listen = options.listen.unwrap_or(membership.listen);
             membership.addresses = reached_at(membership.listen, options.advertise.clone())?;
@@ -125,7 +163,8 @@ impl Member {
             &dir,
             &StartOptions { listen: None, advertise: Vec::new(), ..options.clone() },
         )?;
-        let network = Network::new(&env, &runtime, &identity)?;
+        let network = Arc::new(Network::new(&env, &runtime, &identity)?);
+        let candidate = candidate(&env, &dir, &membership, &options).await?;
         remove_leftovers(&env, &dir)?;
         let paths = Arc::new(LocalDrives::load(&env, &dir, Vec::new())?);
         let budget_bytes = memory_budget(&env, settings.memory_bytes)?;
@@ -145,6 +184,14 @@ impl Member {
             named: options.drive_paths.clone(),
             gate: MemberGate::new(&env, &dir, &runtime, memory, options.s3.clone())?,
             clients: Clients::new(&env),
+            owner: KnownOwner::new(candidate.is_some()),
+            role: Mutex::default(),
+            offers: watch::Sender::new(Services::default()),
+            candidate,
+            deposed: watch::Sender::new(false),
+            has_looked: watch::Sender::new(false),
+            memory,
+            out_after: options.out_after,
             host: DriveHost::new(maker),
             env,
             dir,
@@ -179,6 +226,17 @@ impl Member {
             self.runtime.spawn(renew(self.clone())),
         ];
         lock(&self.tasks).extend(tasks);
+        if let Some(candidate) = &self.candidate {
+            let (member, candidate) = (self.clone(), candidate.clone());
+            let standing = self.runtime.spawn(async move {
+                candidate::run(member.clone(), candidate).await;
+                member.deposed.send_replace(true);
+            });
+            lock(&self.tasks).push(standing);
+            let mut looked = self.has_looked.subscribe();
+            // Without an owner, everything waits for it.
+            let _ = tokio::time::timeout(OWNER_PATIENCE, looked.wait_for(|looked| *looked)).await;
+        }
         let (socket, stopped) = (self.dir.socket(), self.stopping.subscribe());
         let manager = Arc::new(Manager::new(self.clone()));
         let serving = admin::serve_answers(manager, socket.as_path(), self.runtime.clone(), stopped)?;
@@ -191,8 +249,9 @@ impl Member {
         let member = self.clone();
         let begin = self.runtime.spawn(async move {
             let (here, drives) = (member.network.here(), member.host.clone() as Arc<dyn OwnDrives>);
-            let routes = Routes::of_node(here, drives, member.network.fabric.clone());
-            while let Err(error) = member.gate.start(&routes).await {
+            let place = (&member.env, &member.dir);
+            let routes = Routes::of_node(place, here, drives, member.network.fabric.clone());
+            while let Err(error) = member.gate.start(&routes, member.owner.node()).await {
                 tracing::error!(error = %format!("{error:#}"), "S3 is not served, trying again");
                 tokio::time::sleep(GATE_PAUSE).await;
             }
@@ -218,11 +277,32 @@ impl Member {
         self.env.files.write_atomic(&self.dir.node_json(), &bytes).context("writing node.json")
     }
 
+    /// The owner of the ledgers, if it is this node.
+    fn role(&self) -> Option<Arc<Node>> {
+        lock(&self.role).clone()
+    }
+
+    /// Waits until another node owns the ledgers that this one owned. Its process must begin anew then: what it has in memory is of no
+    /// use any more.
+    pub(crate) async fn deposed(&self) {
+        // The sender lives as long as this.
+        let _ = self.deposed.subscribe().wait_for(|deposed| *deposed).await;
+    }
+
     /// Serves what there is now.
-    async fn publish(&self) {
-        let host = self.host.clone() as Arc<dyn HostService>;
-        let services =
-            Services { drives: self.host.services().await, host: Some(host), ..Services::default() };
+    async fn publish(self: &Arc<Self>) {
+        if *self.stopping.borrow() {
+            return;
+        }
+        let (host, all) = (self.host.clone() as Arc<dyn HostService>, Arc::new(ForAll(self.clone())));
+        let services = Services {
+            drives: self.host.services().await,
+            host: Some(host),
+            views: Some(all.clone()),
+            cluster: Some(all.clone()),
+            joins: Some(all),
+            ..self.offers.borrow().clone()
+        };
         self.clients.serve(services.clone());
         self.network.serve(services);
     }
@@ -256,8 +336,12 @@ impl Member {
             tracing::error!(error = %format!("{error:#}"), "places of drives are not noted");
         }
         self.host.follow(&drives).await;
-        if self.cluster.send_replace(Some(cluster.clone())).is_none() {
+        let is_first = self.cluster.borrow().is_none();
+        if is_first {
             self.mounts.recall(&cluster, self.mounts_again);
+        }
+        self.cluster.send_replace(Some(cluster));
+        if is_first {
             self.begin_gate();
         }
         Ok(())
@@ -274,6 +358,13 @@ impl Member {
         }
         let mut result = self.gate.stop().await;
         result = result.and(self.mounts.stop(mounts).await);
+        let role = lock(&self.role).take();
+        if let Some(role) = role {
+            result = result.and(role.stop(mounts).await);
+        }
+        if let Some(candidate) = &self.candidate {
+            candidate.stop();
+        }
         self.clients.stop().await;
         self.network.stop_answering().await;
         self.network.end();
@@ -289,6 +380,18 @@ impl Member {
     }
 }
 
+/// The ledgers of the cluster, if an engine has their logs.
+async fn candidate(
+    env: &Env,
+    dir: &NodeDir,
+    membership: &Membership,
+    options: &StartOptions,
+) -> Result<Option<Arc<Candidate>>> {
+    let Some(engine) = engine_of(env, membership).await? else { return Ok(None) };
+    let ledgers = MetaDirs::load(env, dir, &options.meta_dirs, StaleCopies::Refuse)?;
+    Ok(Some(Arc::new(Candidate::new(ledgers.with_engine(engine, &Handle::current())))))
+}
+
 /// Follows the records of the control ledger.
 async fn follow(member: Arc<Member>) {
     let mut follower = Follower::default();
@@ -299,13 +402,21 @@ async fn follow(member: Arc<Member>) {
         if before.as_ref() != Some(&text) {
             tracing::warn!(error = text, "the owner of the control ledger does not answer");
         }
+        if member.candidate.is_some() {
+            member.look_for_owner().await;
+        }
         tokio::time::sleep(ASK_PAUSE).await;
     }
 }
 
 async fn follow_once(member: &Arc<Member>, follower: &mut Follower) -> Result<()> {
-    let owner = member.network.fabric.peer(OWNER).context("the cluster has no owner")?;
-    let answer = RemoteCluster::new(&owner).ask(follower.question()).await?;
+    let mut owner = member.owner.newest();
+    owner.borrow_and_update();
+    let answer = tokio::select! {
+        answer = member.ask_owner(follower.question()) => answer?,
+        // The earlier one is not waited for.
+        _ = owner.changed() => return Ok(()),
+    };
     let ClusterReply::Records(news) = answer else { anyhow::bail!("it gave another answer") };
     if lock(&member.problem).take().is_some() {
         tracing::info!("the owner of the control ledger answers again");
@@ -337,12 +448,10 @@ async fn renew(member: Arc<Member>) {
 }
 
 async fn renew_once(member: &Member) -> Result<()> {
-    let owner = member.network.fabric.peer(OWNER).context("the cluster has no owner")?;
     let request = member.identity.key()?.request.into();
     let addresses = lock(&member.membership).addresses.clone();
     let request = ClusterRequest::Renew { node: member.network.here(), request, addresses };
-    let ClusterReply::Renewed { certificate, authorities } = RemoteCluster::new(&owner).ask(request).await?
-    else {
+    let ClusterReply::Renewed { certificate, authorities } = member.ask_owner(request).await? else {
         anyhow::bail!("it gave another answer");
     };
     member.identity.keep(&certificate, &authorities)?;
@@ -351,18 +460,29 @@ async fn renew_once(member: &Member) -> Result<()> {
 
 /// Publishes each change of the list of drives.
 async fn publish_changes(member: Arc<Member>) {
-    let mut changes = member.host.changes();
-    // The sender lives as long as the node.
-    while changes.changed().await.is_ok() {
+    let (mut drives, mut offers) = (member.host.changes(), member.offers.subscribe());
+    // The senders live as long as the node.
+    loop {
+        tokio::select! {
+            _ = drives.changed() => {}
+            _ = offers.changed() => {}
+        }
         member.publish().await;
     }
 }
 
 /// Opens drives that are missing, and looks after mounts.
 async fn look_after(member: Arc<Member>) {
+    let mut cluster = member.cluster.subscribe();
     loop {
+        let knows = cluster.borrow_and_update().is_some();
         member.host.open_missing(member.env.clock.boot_ns()).await;
-        member.mounts.look_after(&member.nodes()).await;
-        tokio::time::sleep(TICK).await;
+        let owner = member.owner.now().map(|owner| owner.node);
+        member.mounts.look_after((owner, &member.nodes())).await;
+        if knows {
+            member.has_looked.send_replace(true);
+        }
+        // The sender lives as long as the node.
+        let _ = tokio::time::timeout(TICK, cluster.changed()).await;
     }
 }

@@ -14,7 +14,6 @@ use posix::fuse::{MountFlags, UnmountMode};
 use wire::cluster::NodeAddresses;
 
 use super::lock;
-use crate::identity::OWNER;
 use crate::mount::{Home, MountProcess, Spec};
 use crate::node::{LocalMounts, MemoryPlan, MountPlace, Mounts, NodeDir};
 use crate::remote::Memory;
@@ -23,6 +22,9 @@ use crate::remote::Memory;
 const WRITE_OUT: Duration = Duration::from_secs(60);
 /// Pause between attempts to mount.
 const RETRY_NS: u64 = 10_000_000_000;
+
+/// The node that owns the ledgers, as far as it is known, and all nodes.
+type Cast<'a> = (Option<NodeId>, &'a [NodeAddresses]);
 
 /// The mounts of this node.
 pub(super) struct MemberMounts {
@@ -79,7 +81,7 @@ impl MemberMounts {
         }
     }
 
-    fn spec(&self, id: u32, mount: &MemberMount, nodes: &[NodeAddresses]) -> Spec {
+    fn spec(&self, id: u32, mount: &MemberMount, (owner, nodes): Cast<'_>) -> Spec {
         Spec {
             dir: self.dir.root().to_owned(),
             id,
@@ -87,7 +89,7 @@ impl MemberMounts {
             path: mount.path.clone(),
             options: mount.options.clone(),
             memory: Memory::from(&self.memory),
-            home: Home { node: self.here, owner: OWNER, nodes: nodes.to_vec() },
+            home: Home { node: self.here, owner, nodes: nodes.to_vec() },
         }
     }
 
@@ -106,7 +108,7 @@ impl MemberMounts {
         }
     }
 
-    async fn start(&self, id: u32, mount: &MemberMount, nodes: &[NodeAddresses]) -> Result<()> {
+    async fn start(&self, id: u32, mount: &MemberMount, nodes: Cast<'_>) -> Result<()> {
         let (env, spec) = (self.env.clone(), self.spec(id, mount, nodes));
         let start = move || -> Result<MountProcess> {
             if !env.files.exists(&spec.path) {
@@ -130,7 +132,7 @@ impl MemberMounts {
         (id, name): (u32, &str),
         path: Option<PathBuf>,
         options: Option<String>,
-        nodes: &[NodeAddresses],
+        nodes: Cast<'_>,
     ) -> Result<(), AdminError> {
         let known = self.places.of(id);
         let path = path.or(known.path.map(PathBuf::from)).unwrap_or_else(|| self.dir.default_mount());
@@ -195,7 +197,7 @@ impl MemberMounts {
     }
 
     /// Mounts again what should be mounted and is not, and forgets what users have unmounted by hand.
-    pub(super) async fn look_after(&self, nodes: &[NodeAddresses]) {
+    pub(super) async fn look_after(&self, nodes: Cast<'_>) {
         let now_ns = self.env.clock.boot_ns();
         let ids: Vec<u32> = lock(&self.mounts).keys().copied().collect();
         for id in ids {
@@ -218,7 +220,7 @@ impl MemberMounts {
         }
     }
 
-    async fn mount_again(&self, id: u32, mount: &MemberMount, nodes: &[NodeAddresses]) {
+    async fn mount_again(&self, id: u32, mount: &MemberMount, nodes: Cast<'_>) {
         if let Err(error) = self.start(id, mount, nodes).await {
             tracing::error!(filesystem = mount.name, error = %format!("{error:#}"), "cannot mount, trying again");
         }

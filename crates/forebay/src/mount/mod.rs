@@ -68,8 +68,8 @@ pub(crate) struct Spec {
 pub(crate) struct Home {
     /// The node in this machine. It is reached by a socket.
     pub(crate) node: NodeId,
-    /// The node that owns the filesystem's ledger.
-    pub(crate) owner: NodeId,
+    /// The node that owns the filesystem's ledger, if that was known; the node in this machine knows when it changes.
+    pub(crate) owner: Option<NodeId>,
     /// All nodes, with their addresses.
     pub(crate) nodes: Vec<NodeAddresses>,
 }

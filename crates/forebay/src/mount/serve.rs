@@ -63,8 +63,8 @@ fn run(spec: &str) -> Result<()> {
 async fn mount(env: &Env, dir: &NodeDir, spec: &Spec) -> Result<()> {
     let routes = Routes::beside(env, dir, spec.home.node)?;
     routes.set_nodes(&spec.home.nodes);
-    let wanted =
-        Wanted { owner: spec.home.owner, name: spec.filesystem.clone(), memory: spec.memory, patience: None };
+    let owner = routes.follow_owner(spec.home.owner);
+    let wanted = Wanted { owner, name: spec.filesystem.clone(), memory: spec.memory, patience: None };
     let filesystem = tokio::select! {
         opened = RemoteFilesystem::open(env, &routes, wanted) => opened?,
         () = forsaken() => anyhow::bail!("the node that started the mount is gone"),

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use base::env::Env;
-use base::{DriveId, FsError, LedgerId};
+use base::{DriveId, Epoch, FsError, LedgerId};
 use client::Client;
 use tokio::net::UnixListener;
 use tokio::runtime::Handle;
@@ -18,9 +18,11 @@ use wire::BoxFuture;
 use wire::drive::DriveService;
 use wire::link::{Connection, Server, Services, Trust};
 use wire::meta::MetaService;
+use wire::replica::ReplicaService;
 use wire::view::{FilesystemView, NEWS_WAIT_MAX, ViewReply, ViewRequest, ViewService};
 
 use super::{NodeDir, State};
+use crate::identity::OWNER;
 
 /// The name of the socket.
 pub(crate) const CLIENTS_SOCKET: &str = "clients.sock";
@@ -31,23 +33,40 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 #[derive(Default)]
 struct Views(Mutex<BTreeMap<String, watch::Receiver<Arc<FilesystemView>>>>);
 
+/// What the owner says for its epoch where it is always the same node.
+const ONLY_EPOCH: Epoch = Epoch(1);
+
 impl Views {
     fn all(&self) -> MutexGuard<'_, BTreeMap<String, watch::Receiver<Arc<FilesystemView>>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn filesystem(&self, name: &str, known: u64, wait: Duration) -> Result<ViewReply, FsError> {
+        let view = self.all().get(name).cloned();
+        let mut view = view.ok_or(FsError::NotFound)?;
+        let news = view.wait_for(|view| view.number != known);
+        match tokio::time::timeout(wait, news).await {
+            Ok(Ok(view)) => Ok(ViewReply::Filesystem(Box::new(FilesystemView::clone(&view)))),
+            Ok(Err(_)) | Err(_) => Ok(ViewReply::Same),
+        }
     }
 }
 
 impl ViewService for Views {
     fn ask(&self, request: ViewRequest) -> BoxFuture<'_, Result<ViewReply, FsError>> {
-        let ViewRequest::Filesystem { name, known, wait_ms } = request;
-        let view = self.all().get(&name).cloned();
+        let wait = |wait_ms: u32| Duration::from_millis(wait_ms.into()).min(NEWS_WAIT_MAX);
         Box::pin(async move {
-            let mut view = view.ok_or(FsError::NotFound)?;
-            let wait = Duration::from_millis(wait_ms.into()).min(NEWS_WAIT_MAX);
-            let news = view.wait_for(|view| view.number != known);
-            match tokio::time::timeout(wait, news).await {
-                Ok(Ok(view)) => Ok(ViewReply::Filesystem(Box::new(FilesystemView::clone(&view)))),
-                Ok(Err(_)) | Err(_) => Ok(ViewReply::Same),
+            match request {
+                ViewRequest::Filesystem { name, known, wait_ms } => {
+                    self.filesystem(&name, known, wait(wait_ms)).await
+                }
+                ViewRequest::Owner { known, .. } if known != ONLY_EPOCH => {
+                    Ok(ViewReply::Owner(OWNER, ONLY_EPOCH))
+                }
+                ViewRequest::Owner { wait_ms, .. } => {
+                    tokio::time::sleep(wait(wait_ms)).await;
+                    Ok(ViewReply::Same)
+                }
             }
         })
     }
@@ -86,8 +105,13 @@ impl Clients {
         });
         *self.views.all() =
             state.filesystems.iter().map(|(name, entry)| (name.clone(), entry.view.subscribe())).collect();
+        let replicas = state
+            .filesystems
+            .values()
+            .map(|entry| (entry.record.ledger, entry.owner.clone() as Arc<dyn ReplicaService>));
         let services = Services {
             owners: owners.collect(),
+            replicas: replicas.collect(),
             note_use: Some(note_use),
             views: Some(self.views.clone()),
             drives,

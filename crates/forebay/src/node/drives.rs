@@ -15,14 +15,12 @@ use drive::{Drive, Existing, FormatOptions, OpenOptions, Preallocate, PreferIo};
 use layout::DriveState;
 use wire::cluster::HostedDrive;
 use wire::drive::{AwayDrive, DriveHealth, DriveService, DriveStat, IoPath};
-use wire::link::RemoteDrive;
 
 use super::NodeDir;
 use super::local_drives::{LocalDrives, NO_PATH};
 use super::memory::DriveMemory;
 use super::settings::TrimChoice;
 use super::start::IoChoice;
-use crate::identity::OWNER;
 
 /// Default size of a drive file if there is room.
 const DEFAULT_BYTES: u64 = 10 * GIB;
@@ -56,8 +54,8 @@ impl OpenDrive {
         Self { incarnation: drive.stat().mark.incarnation, service: drive.clone(), here: Some(drive), older }
     }
 
-    /// A drive at another node, which says whether it is an older copy of itself.
-    pub(super) fn there(drive: Arc<RemoteDrive>, older: Option<String>) -> Self {
+    /// A drive of a host, which says whether it is an older copy of itself.
+    pub(super) fn there(drive: Arc<dyn DriveService>, older: Option<String>) -> Self {
         Self { incarnation: drive.stat().mark.incarnation, service: drive, here: None, older }
     }
 
@@ -143,12 +141,13 @@ impl DriveEntry {
         self.service.as_ref()?.local()
     }
 
-    /// Its service. If it may come back from another node, one that is not reached.
-    pub(super) fn service_or_away(&self) -> Option<Arc<dyn DriveService>> {
+    /// Its service. If it may come back from its host, one that is not reached. `own` is the node whose drives this process opens
+    /// itself.
+    pub(super) fn service_or_away(&self, own: Option<NodeId>) -> Option<Arc<dyn DriveService>> {
         let may_return = matches!(self.record.state, DriveState::Up | DriveState::Leaving);
         match &self.service {
             Some(open) => Some(open.service()),
-            None if self.record.node != OWNER && may_return => Some(Arc::new(AwayDrive(self.record.id))),
+            None if Some(self.record.node) != own && may_return => Some(Arc::new(AwayDrive(self.record.id))),
             None => None,
         }
     }

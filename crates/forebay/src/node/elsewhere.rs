@@ -1,5 +1,7 @@
-//! Drives at other nodes: taken into use when they answer, and looked at again when they were opened anew.
+//! Drives of other hosts, which are other nodes, or this machine if it opens its drives by itself: taken into use when they answer,
+//! and looked at again when they were opened anew.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,8 +23,10 @@ const FIRST_CONTACT: Duration = Duration::from_secs(5);
 /// How long a new drive may take until its node tells its state.
 const FIRST_FACT: Duration = Duration::from_secs(10);
 const FACT_POLL: Duration = Duration::from_millis(100);
+/// How long it may take to take a drive into use.
+const ADMISSION: Duration = Duration::from_secs(12);
 /// Pause after a drive was not taken into use.
-const REFUSED_PAUSE_NS: u64 = 10_000_000_000;
+const REFUSED_PAUSE_NS: u64 = 5_000_000_000;
 
 impl Node {
     fn peer(&self, node: NodeId) -> Result<Arc<Peer>> {
@@ -37,9 +41,8 @@ impl Node {
     pub(super) async fn wait_for_nodes(&self) {
         let nodes: Vec<NodeId> = {
             let state = self.state.lock().await;
-            let here = self.others.network.here();
             let drives = state.cluster.drives.values().filter(|drive| drive.state != DriveState::Out);
-            drives.map(|drive| drive.node).filter(|node| *node != here).collect()
+            drives.map(|drive| drive.node).filter(|node| *node != self.here()).collect()
         };
         let contacts =
             nodes.into_iter().filter_map(|node| Some(self.others.network.fabric.peer(node)?.contact()));
@@ -56,41 +59,60 @@ impl Node {
     pub(super) async fn follow_drives_elsewhere(&self) -> Result<()> {
         // An order about drives may be making one.
         let Ok(_alone) = self.drives_lock.try_lock() else { return Ok(()) };
-        for (record, drive) in self.answering_elsewhere().await {
-            let id = record.id;
-            if let Err(error) = self.admit_from_elsewhere(record, drive).await {
-                self.note_problem(id, &format!("{error:#}")).await;
-            }
-            let mut state = self.state.lock().await;
-            if let Some(entry) = state.drives.get_mut(&id).filter(|entry| entry.service.is_none()) {
-                entry.retry_ns = self.env.clock.boot_ns() + REFUSED_PAUSE_NS;
-            }
-        }
+        let found = self.answering_elsewhere().await;
+        // A node that does not answer must not hold up the drives of others.
+        join_all(found.into_iter().map(|(record, drive)| self.try_to_admit(record, drive))).await;
         Ok(())
     }
 
+    async fn try_to_admit(&self, record: DriveRecord, drive: Arc<dyn DriveService>) {
+        let id = record.id;
+        let admitted = tokio::time::timeout(ADMISSION, self.admit_from_elsewhere(record, drive)).await;
+        let why = match admitted {
+            Ok(Ok(())) => None,
+            Ok(Err(error)) => Some(format!("{error:#}")),
+            Err(_) => Some("its node answers too slowly".to_owned()),
+        };
+        if let Some(why) = why {
+            self.note_problem(id, &why).await;
+        }
+        let mut state = self.state.lock().await;
+        if let Some(entry) = state.drives.get_mut(&id).filter(|entry| entry.service.is_none()) {
+            entry.retry_ns = self.env.clock.boot_ns() + REFUSED_PAUSE_NS;
+        }
+    }
+
     /// Drives that answer and are not in use.
-    async fn answering_elsewhere(&self) -> Vec<(DriveRecord, Arc<RemoteDrive>)> {
-        let here = self.others.network.here();
+    async fn answering_elsewhere(&self) -> Vec<(DriveRecord, Arc<dyn DriveService>)> {
+        let of_machine = match &self.seat {
+            Some(seat) => seat.drives.open().await,
+            None => BTreeMap::new(),
+        };
+        let is_reached = |node| self.is_reached(node);
         let mut found = Vec::new();
         let mut state = self.state.lock().await;
         let mut is_another = false;
         for (id, entry) in &mut state.drives {
             let is_wanted = matches!(entry.record.state, DriveState::Up | DriveState::Leaving);
-            if entry.record.node == here || !is_wanted {
+            if self.opens(entry.record.node) || !is_wanted {
                 continue;
             }
             if entry.service.as_ref().is_some_and(|drive| !drive.is_another()) {
                 continue;
             }
             is_another |= entry.service.take().is_some();
-            let peer = self.others.network.fabric.peer(entry.record.node);
-            let drive = peer.and_then(|peer| RemoteDrive::if_told(&peer, *id));
+            let drive = match entry.record.node == self.here() {
+                true => of_machine.get(id).cloned(),
+                false => self.told_drive(entry.record.node, *id),
+            };
             let drive = drive.filter(|drive| drive.stat().health == DriveHealth::Up);
             match drive {
                 Some(_) if self.env.clock.boot_ns() < entry.retry_ns => {}
                 Some(drive) => found.push((entry.record.clone(), drive)),
-                None => entry.problem = Some(format!("node {} does not serve it", entry.record.node)),
+                None if is_reached(entry.record.node) => {
+                    entry.problem = Some(format!("node {} does not serve it", entry.record.node));
+                }
+                None => entry.problem = Some(format!("node {} is not reached", entry.record.node)),
             }
         }
         if is_another {
@@ -99,7 +121,39 @@ impl Node {
         found
     }
 
-    async fn admit_from_elsewhere(&self, record: DriveRecord, drive: Arc<RemoteDrive>) -> Result<()> {
+    /// A drive at another node, if that has told its state.
+    fn told_drive(&self, node: NodeId, id: DriveId) -> Option<Arc<dyn DriveService>> {
+        let peer = self.others.network.fabric.peer(node).filter(|_| self.is_reached(node))?;
+        RemoteDrive::if_told(&peer, id).map(|drive| drive as Arc<dyn DriveService>)
+    }
+
+    /// Whether a node answers now.
+    pub(super) fn is_reached(&self, node: NodeId) -> bool {
+        let is_there =
+            || self.others.network.fabric.peer(node).is_some_and(|peer| peer.contact().borrow().is_there);
+        node == self.here() || is_there()
+    }
+
+    /// What opens the drives of a node.
+    fn host(&self, node: NodeId) -> Result<Arc<dyn HostService>> {
+        match &self.seat {
+            Some(seat) if node == self.here() => Ok(seat.host.clone()),
+            _ => Ok(Arc::new(RemoteHost::new(&self.peer(node)?))),
+        }
+    }
+
+    /// A drive of a host, once its state is known.
+    async fn drive_of(&self, node: NodeId, id: DriveId) -> Result<Arc<dyn DriveService>> {
+        if node == self.here()
+            && let Some(seat) = &self.seat
+        {
+            return seat.drives.open().await.remove(&id).context("it is not open");
+        }
+        let told = tokio::time::timeout(FIRST_FACT, RemoteDrive::new(&self.peer(node)?, id)).await;
+        Ok(told.with_context(|| format!("node {node} does not tell the state of drive {id}"))?)
+    }
+
+    async fn admit_from_elsewhere(&self, record: DriveRecord, drive: Arc<dyn DriveService>) -> Result<()> {
         let (id, uuid) = (record.id, drive.stat().uuid);
         if uuid != record.uuid {
             bail!("node {} has another drive of this number: uuid={uuid}", record.node);
@@ -132,7 +186,7 @@ impl Node {
 
     /// A drive, as its node sees it.
     async fn hosted(&self, node: NodeId, drive: DriveId) -> Result<Option<HostedDrive>> {
-        match RemoteHost::new(&self.peer(node)?).ask(HostRequest::Drives).await? {
+        match self.host(node)?.ask(HostRequest::Drives).await? {
             HostReply::Drives(drives) => Ok(drives.into_iter().find(|hosted| hosted.drive == drive)),
             HostReply::Done | HostReply::Formatted { .. } => bail!("node {node} gave another answer"),
         }
@@ -146,23 +200,23 @@ impl Node {
         path: Option<String>,
         size_bytes: Option<u64>,
     ) -> Result<DriveEntry> {
-        let peer = self.peer(node)?;
-        let mut contact = peer.contact();
-        let reached = async { contact.wait_for(|contact| contact.is_there).await.is_ok() };
-        if !tokio::time::timeout(FIRST_CONTACT, reached).await.unwrap_or(false) {
-            bail!("node {node} does not answer this one: look at `forebay node list` and its address");
+        if node != self.here() {
+            let mut contact = self.peer(node)?.contact();
+            let reached = async { contact.wait_for(|contact| contact.is_there).await.is_ok() };
+            if !tokio::time::timeout(FIRST_CONTACT, reached).await.unwrap_or(false) {
+                bail!("node {node} does not answer this one: look at `forebay node list` and its address");
+            }
         }
         let request = HostRequest::Format { drive, path, size_bytes };
-        let reply = RemoteHost::new(&peer).ask(request).await.with_context(|| format!("node {node}"))?;
+        let reply = self.host(node)?.ask(request).await.with_context(|| format!("node {node}"))?;
         let HostReply::Formatted { uuid, capacity_bytes } = reply else {
             bail!("node {node} gave another answer")
         };
-        let told = tokio::time::timeout(FIRST_FACT, RemoteDrive::new(&peer, drive)).await;
-        if told.is_err() {
+        let service = self.drive_of(node, drive).await;
+        if service.is_err() {
             self.close_elsewhere(node, drive).await;
         }
-        let service =
-            told.with_context(|| format!("node {node} does not tell the state of the new drive"))?;
+        let service = service?;
         let path = self.hosted(node, drive).await?.map(|hosted| PathBuf::from(hosted.path));
         let record = DriveRecord::new(drive, uuid, node, capacity_bytes);
         let service = Some(OpenDrive::there(service, None));
@@ -171,19 +225,18 @@ impl Node {
 
     /// Lets another node close a drive that was made and is not used after all.
     pub(super) async fn close_elsewhere(&self, node: NodeId, drive: DriveId) {
-        let Ok(peer) = self.peer(node) else { return };
-        if let Err(error) = RemoteHost::new(&peer).ask(HostRequest::Close { drive }).await {
+        let Ok(host) = self.host(node) else { return };
+        if let Err(error) = host.ask(HostRequest::Close { drive }).await {
             tracing::warn!(%node, %drive, %error, "a drive that is not used stays open");
         }
     }
 
     /// Lets the node of a drive open it again.
     pub(super) async fn reopen_elsewhere(&self, record: DriveRecord) -> Result<DriveEntry> {
-        let peer = self.peer(record.node)?;
-        RemoteHost::new(&peer).ask(HostRequest::Reopen { drive: record.id }).await?;
+        self.host(record.node)?.ask(HostRequest::Reopen { drive: record.id }).await?;
         let hosted =
             self.hosted(record.node, record.id).await?.context("its node does not know it any more")?;
-        let drive = RemoteDrive::if_told(&peer, record.id).context("its node has not told its state")?;
+        let drive = self.drive_of(record.node, record.id).await?;
         let begun = tokio::time::Instant::now();
         while hosted.problem.is_none() && drive.health() != DriveHealth::Up && begun.elapsed() < FIRST_FACT {
             tokio::time::sleep(FACT_POLL).await;

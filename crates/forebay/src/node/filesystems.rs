@@ -7,7 +7,7 @@ use std::time::Duration;
 use admin::{FilesystemInfo, LedgerInfo, OrphanInfo, PackInfo, RepairInfo};
 use anyhow::{Context, Result};
 use base::env::Env;
-use base::{ClusterId, DriveId, LedgerId, PgId};
+use base::{ClusterId, DriveId, LedgerId, NodeId, PgId};
 use bytes::Bytes;
 use client::{Client, ClientOptions, FsStat, OwedEntry, Peers, Reach, Topology, only_owner};
 use control::{Cluster, FilesystemRecord, WriteSet};
@@ -37,9 +37,10 @@ use super::mounted::{Broken, Mounted};
 use super::plans::seen;
 use super::tiers::TierEntry;
 use super::{Mounts, NodeDir};
-use crate::identity::OWNER;
 use crate::mount::MountProcess;
 
+/// For how long a new owner keeps the log for standbys of the earlier one.
+const STANDBY_GRACE: Duration = Duration::from_secs(60);
 /// Limit of counting owed shards for `status`.
 const OWED_COUNTED_MAX: usize = 100_000;
 /// An extent that was placed earlier than this before a scan of the maps is in it, or never will be.
@@ -67,6 +68,7 @@ pub(super) struct FilesystemEntry {
     pub(super) files: LedgerFiles,
     pub(super) owner: Arc<Owner>,
     pub(super) client: Client,
+    place: OwnerPlace,
     topology: watch::Sender<Arc<Topology>>,
     /// Profile and groups of new extents now.
     pub(super) write_set: WriteSet,
@@ -138,16 +140,35 @@ pub(super) struct NodeParts<'a> {
     pub(super) memory: &'a MemoryPlan,
     /// The number of nodes in the cluster.
     pub(super) nodes: usize,
+    pub(super) place: OwnerPlace,
+}
+
+/// Where the owner of the ledgers runs.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct OwnerPlace {
+    /// The node.
+    pub(super) here: NodeId,
+    /// Whether this process opens the drives of its machine and mounts there; if not, the machine does that by itself, and another
+    /// node may be the next owner.
+    pub(super) is_all: bool,
+}
+
+impl OwnerPlace {
+    /// The node whose drives this process opens.
+    pub(super) fn own(self) -> Option<NodeId> {
+        self.is_all.then_some(self.here)
+    }
 }
 
 /// The drives as clients see them.
 fn topology(
     map: &ClusterMap,
     drives: &BTreeMap<DriveId, DriveEntry>,
+    place: OwnerPlace,
     record: &FilesystemRecord,
     write_set: &WriteSet,
 ) -> Arc<Topology> {
-    let services = drives.iter().filter_map(|(id, entry)| Some((*id, entry.service_or_away()?)));
+    let services = drives.iter().filter_map(|(id, entry)| Some((*id, entry.service_or_away(place.own())?)));
     let narrow = record.all_sets().filter(|(profile, _)| profile.k() < record.profile.k());
     Arc::new(Topology {
         map: map.clone(),
@@ -177,14 +198,13 @@ fn fill(view: &mut FilesystemView, record: &FilesystemRecord, topology: &Topolog
 
 /// A view with a number that clients of an earlier process do not have.
 fn first_view(
-    env: &Env,
-    cluster: ClusterId,
+    NodeParts { env, cluster, place, .. }: &NodeParts<'_>,
     record: &FilesystemRecord,
     topology: &Topology,
 ) -> FilesystemView {
     let mut view = FilesystemView {
         number: env.random.next_u64().max(1),
-        cluster,
+        cluster: *cluster,
         id: record.id,
         ledger: record.ledger,
         profile: record.profile,
@@ -196,7 +216,7 @@ fn first_view(
         provisioned_bytes: None,
         ssd_bytes: None,
         store: Bytes::new(),
-        owner: OWNER,
+        owner: place.here,
         nodes: Vec::new(),
         away: Vec::new(),
     };
@@ -214,6 +234,8 @@ async fn open_owner(
     let (owner_env, meta_dirs, evidence) = (env.clone(), meta_dirs.clone(), knowledge.of(ledger));
     let (cache_bytes, unstored_bytes_max) = (memory.store_cache_bytes, memory.unstored_bytes);
     let earlier_sessions = if has_others { EarlierSessions::ResumeElsewhere } else { EarlierSessions::End };
+    // A log of files has no standbys.
+    let standby_grace = if meta_dirs.engine().is_some() { STANDBY_GRACE } else { Duration::ZERO };
     let open = move || -> Result<_> {
         let files = meta_dirs.open(ledger, cache_bytes)?;
         let options = OwnerOptions {
@@ -222,11 +244,10 @@ async fn open_owner(
             state: files.state.clone(),
             env: owner_env,
             evidence,
-            // A log of files has no standbys.
-            after: None,
             earlier_sessions,
             unstored_bytes_max,
-            standby_grace: Duration::ZERO,
+            standby_grace,
+            after: None,
         };
         let owner = Owner::open(options)?;
         Ok((files, Arc::new(owner)))
@@ -237,14 +258,14 @@ async fn open_owner(
 impl FilesystemEntry {
     /// Opens the ledger and starts a client and background work on it.
     pub(super) async fn open(parts: &NodeParts<'_>, record: FilesystemRecord) -> Result<Self> {
-        let NodeParts { env, dir, cluster, runtime, pace, map, drives, memory, .. } = *parts;
-        let process = MountProcess::find(env, dir, record.id);
-        let has_others = process.is_some() || parts.nodes > 1;
+        let NodeParts { env, dir, cluster, runtime, pace, map, drives, memory, place, .. } = *parts;
+        let process = MountProcess::find(env, dir, record.id).filter(|_| place.is_all);
+        let has_others = process.is_some() || parts.nodes > 1 || !place.is_all;
         let (files, owner) = open_owner(parts, record.ledger, has_others).await?;
         // A drive that is missing now may come back soon: narrower groups are planned later, if at all.
         let write_set = WriteSet { profile: record.profile, groups: record.groups.clone() };
-        let (sender, receiver) = watch::channel(topology(map, drives, &record, &write_set));
-        let view = first_view(env, cluster, &record, &sender.borrow());
+        let (sender, receiver) = watch::channel(topology(map, drives, place, &record, &write_set));
+        let view = first_view(parts, &record, &sender.borrow());
         let tier = TierEntry::new(env, cluster, record.id, memory);
         let peers = Peers::default();
         let options = ClientOptions {
@@ -281,6 +302,7 @@ impl FilesystemEntry {
             files,
             owner,
             client,
+            place,
             topology: sender,
             write_set,
             others_written_ns: parts.env.clock.boot_ns(),
@@ -328,7 +350,7 @@ impl FilesystemEntry {
         drives: &BTreeMap<DriveId, DriveEntry>,
         nodes: &[NodeAddresses],
     ) {
-        let topology = topology(map, drives, &self.record, &self.write_set);
+        let topology = topology(map, drives, self.place, &self.record, &self.write_set);
         self.change_view(|view| {
             fill(view, &self.record, &topology);
             view.nodes = nodes.to_vec();
@@ -376,6 +398,7 @@ impl FilesystemEntry {
             closed.context("writing out took too long").and_then(|result| result.context("writing out"));
         let owner = self.owner.clone();
         tokio::task::spawn_blocking(move || owner.stop()).await?;
+        self.owner.resign().await;
         unmounted.and(closed)
     }
 

@@ -58,6 +58,11 @@ impl Knowledge {
         Self { drives: known, accept_older }
     }
 
+    /// Nothing is known.
+    pub(super) fn none() -> Self {
+        Self { drives: Vec::new(), accept_older: false }
+    }
+
     /// The positions of one ledger.
     pub(super) fn of(&self, ledger: LedgerId) -> Evidence {
         let of_drive = |(drive, known): &(DriveId, Vec<KnownLedger>)| {

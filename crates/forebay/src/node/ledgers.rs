@@ -1,24 +1,28 @@
 //! Directories of the node's metadata: one to three, each with a copy of every ledger.
 //!
 //! The list is kept in the node's directory, so that a start needs no `--meta-dir`. A marker in each directory
-//! distinguishes it from an empty mount point whose disk is not mounted.
+//! distinguishes it from an empty mount point whose disk is not mounted. Where an engine has the logs, the directories have the
+//! local stores only.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use admin::{MetaCopyInfo, MetaDir, NodeStatus};
 use anyhow::{Context, Result, bail};
-use base::LedgerId;
 use base::env::{Caching, Env, OpenMode};
+use base::{LedgerId, Seq};
 use control::CONTROL_LEDGER;
 use meta::Keeper;
 use meta::log::{CopyIo, CopyState, LedgerLog, MirrorOptions, MirroredLog, StaleCopies};
-use meta::state::{MirroredState, Remade, RemadeFrom, StateError};
+use meta::state::{MirroredState, Remade, RemadeFrom, StateError, WholeLog};
 use serde::{Deserialize, Serialize};
+use tokio::runtime::Handle;
 use wire::event::Severity;
 
 use super::events::Happened;
 use super::{Node, NodeDir, State};
+use crate::engine::Engine;
 
 /// Limit of directories, and so of copies of each ledger.
 const DIRS_MAX: usize = 3;
@@ -37,25 +41,37 @@ struct Record {
 
 /// The directories with metadata.
 #[derive(Clone)]
-pub(super) struct MetaDirs {
+pub(crate) struct MetaDirs {
     env: Env,
     path: PathBuf,
     record: Record,
     stale: StaleCopies,
+    /// The engine that has the logs. Otherwise these directories have them.
+    engine: Option<EngineLogs>,
+}
+
+/// Ledgers whose logs are in an engine. Each is opened once: its standby and its owner use the same local store.
+#[derive(Clone)]
+struct EngineLogs {
+    engine: Engine,
+    runtime: Handle,
+    open: Arc<Mutex<BTreeMap<LedgerId, LedgerFiles>>>,
 }
 
 /// An open ledger on disk.
 #[derive(Clone)]
-pub(super) struct LedgerFiles {
-    pub(super) log: Arc<MirroredLog>,
-    pub(super) state: Arc<MirroredState>,
+pub(crate) struct LedgerFiles {
+    pub(crate) log: Arc<dyn LedgerLog>,
+    /// The log as files, if it is not in an engine.
+    copies: Option<Arc<MirroredLog>>,
+    pub(crate) state: Arc<MirroredState>,
     /// Restores lost replicas of the store.
     _keeper: Arc<Keeper>,
 }
 
 impl MetaDirs {
     /// Loads the directories of an existing node and adds those in `asked`; or begins the list of a new node.
-    pub(super) fn load(env: &Env, dir: &NodeDir, asked: &[PathBuf], stale: StaleCopies) -> Result<Self> {
+    pub(crate) fn load(env: &Env, dir: &NodeDir, asked: &[PathBuf], stale: StaleCopies) -> Result<Self> {
         let path = dir.meta_dirs();
         let old = env.files.exists(&NodeDir::ledger_in(&dir.meta(), CONTROL_LEDGER));
         let known = if env.files.exists(&path) {
@@ -81,10 +97,21 @@ impl MetaDirs {
         if old && known.is_none_or(|known| known.dirs.contains(&dir.meta())) {
             mark(env, &dir.meta())?;
         }
-        let dirs = Self { env: env.clone(), path, record, stale };
+        let dirs = Self { env: env.clone(), path, record, stale, engine: None };
         dirs.check()?;
         dirs.save()?;
         Ok(dirs)
+    }
+
+    /// The directories of a node of which an engine has the logs. Its requests run on the runtime.
+    pub(crate) fn with_engine(mut self, engine: Engine, runtime: &Handle) -> Self {
+        self.engine = Some(EngineLogs { engine, runtime: runtime.clone(), open: Arc::default() });
+        self
+    }
+
+    /// The engine that has the logs.
+    pub(super) fn engine(&self) -> Option<&Engine> {
+        self.engine.as_ref().map(|logs| &logs.engine)
     }
 
     fn check(&self) -> Result<()> {
@@ -108,7 +135,7 @@ impl MetaDirs {
     }
 
     /// Records that a cluster exists: from now on a start that finds none fails.
-    pub(super) fn set_created(&mut self) -> Result<()> {
+    pub(crate) fn set_created(&mut self) -> Result<()> {
         if self.record.created {
             return Ok(());
         }
@@ -121,7 +148,7 @@ impl MetaDirs {
     }
 
     /// Number of local stores of each ledger.
-    pub(super) fn stores(&self) -> usize {
+    pub(crate) fn stores(&self) -> usize {
         self.record.dirs.len().min(STORES_MAX)
     }
 
@@ -153,21 +180,48 @@ impl MetaDirs {
         Ok(path)
     }
 
-    /// Opens a ledger, or creates it.
-    pub(super) fn open(&self, ledger: LedgerId, cache_bytes: usize) -> Result<LedgerFiles> {
-        let mut dirs = Vec::new();
-        for dir in &self.record.dirs {
-            match self.make_ledger_dir(dir, ledger) {
-                Ok(path) => dirs.push(path),
-                Err(error) => {
-                    tracing::error!("{error:#}");
-                    dirs.push(NodeDir::ledger_in(dir, ledger));
-                }
-            }
+    /// Opens a ledger, or creates it. Must not run on a thread of the runtime: it waits for disks and the engine.
+    pub(crate) fn open(&self, ledger: LedgerId, cache_bytes: usize) -> Result<LedgerFiles> {
+        match &self.engine {
+            Some(logs) => self.open_in_engine(logs, ledger, cache_bytes),
+            None => self.open_files(ledger, cache_bytes),
         }
+    }
+
+    fn open_in_engine(&self, logs: &EngineLogs, ledger: LedgerId, cache_bytes: usize) -> Result<LedgerFiles> {
+        let mut open = logs.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(files) = open.get(&ledger) {
+            return Ok(files.clone());
+        }
+        let log = logs.runtime.block_on(logs.engine.log(ledger))?;
+        let stores: Vec<PathBuf> =
+            self.ledger_dirs(ledger).iter().take(STORES_MAX).map(|dir| dir.join("state.redb")).collect();
+        // A damaged store gets everything from the log, or a copy from the owner.
+        let state = MirroredState::open(&self.env, &stores, cache_bytes, log.first(), WholeLog::Yes)?;
+        let state = Arc::new(state);
+        let keeper = Arc::new(state.keep());
+        let files = LedgerFiles { log, copies: None, state, _keeper: keeper };
+        open.insert(ledger, files.clone());
+        Ok(files)
+    }
+
+    /// The directory of a ledger in each of these directories, as far as their disks are there.
+    fn ledger_dirs(&self, ledger: LedgerId) -> Vec<PathBuf> {
+        let make = |dir: &PathBuf| match self.make_ledger_dir(dir, ledger) {
+            Ok(path) => path,
+            Err(error) => {
+                tracing::error!("{error:#}");
+                NodeDir::ledger_in(dir, ledger)
+            }
+        };
+        self.record.dirs.iter().map(make).collect()
+    }
+
+    fn open_files(&self, ledger: LedgerId, cache_bytes: usize) -> Result<LedgerFiles> {
+        let dirs = self.ledger_dirs(ledger);
         let logs: Vec<PathBuf> = dirs.iter().map(|dir| dir.join("log")).collect();
         let options = MirrorOptions { io: CopyIo::Threads, stale: self.stale, ..MirrorOptions::default() };
-        let log = MirroredLog::open(&self.env, &logs, options)?;
+        let log = Arc::new(MirroredLog::open(&self.env, &logs, options)?);
         let stores: Vec<PathBuf> = dirs.iter().take(STORES_MAX).map(|dir| dir.join("state.redb")).collect();
         let state = MirroredState::open(&self.env, &stores, cache_bytes, log.first(), log.whole());
         let state = state.map_err(|error| match error {
@@ -183,7 +237,7 @@ impl MetaDirs {
         })?;
         let state = Arc::new(state);
         let keeper = Arc::new(state.keep());
-        Ok(LedgerFiles { log: Arc::new(log), state, _keeper: keeper })
+        Ok(LedgerFiles { log: log.clone(), copies: Some(log), state, _keeper: keeper })
     }
 }
 
@@ -209,11 +263,33 @@ fn files_bytes(env: &Env, dir: &Path) -> u64 {
     env.files.list(dir).unwrap_or_default().into_iter().filter_map(size).sum()
 }
 
+fn store_problem(reason: &String) -> String {
+    format!("local store: {reason}; it is made anew as soon as that works")
+}
+
+/// A local store of a ledger whose log is in an engine.
+fn store_info(env: &Env, path: &Path, stored: Result<Seq, String>) -> MetaCopyInfo {
+    let base = path.parent().unwrap_or(path);
+    MetaCopyInfo {
+        dir: base.parent().unwrap_or(base).display().to_string(),
+        size_bytes: files_bytes(env, base),
+        log_complete: true,
+        stored_seq: stored.as_ref().ok().map(|seq| seq.0),
+        problem: stored.as_ref().err().map(store_problem),
+    }
+}
+
 impl LedgerFiles {
     /// Each directory, with the problem of its copy.
     pub(super) fn info(&self, env: &Env) -> Vec<MetaCopyInfo> {
         let replicas = self.state.replicas();
-        let copies = self.log.copies().into_iter().map(|copy| {
+        let Some(log) = &self.copies else {
+            return replicas
+                .into_iter()
+                .map(|replica| store_info(env, &replica.path, replica.state))
+                .collect();
+        };
+        let copies = log.copies().into_iter().map(|copy| {
             let base = copy.dir.parent().unwrap_or(&copy.dir).to_owned();
             let replica = replicas.iter().find(|replica| replica.path.parent() == Some(base.as_path()));
             let store = replica.map(|replica| replica.state.clone());
@@ -221,9 +297,7 @@ impl LedgerFiles {
                 CopyState::InSync => None,
                 CopyState::Lost(reason) => Some(format!("log: {reason}")),
             };
-            let store_problem = store.as_ref().and_then(|store| store.as_ref().err());
-            let store_problem = store_problem
-                .map(|reason| format!("local store: {reason}; it is made anew as soon as that works"));
+            let store_problem = store.as_ref().and_then(|store| store.as_ref().err()).map(store_problem);
             MetaCopyInfo {
                 dir: base.parent().unwrap_or(&base).display().to_string(),
                 size_bytes: files_bytes(env, &base) + files_bytes(env, &copy.dir),
@@ -254,17 +328,17 @@ impl Node {
     pub(super) async fn add_meta_dir_now(&self, request: MetaDir) -> Result<NodeStatus> {
         let dir = PathBuf::from(request.path);
         let mut state = self.state.lock().await;
-        let ledgers = self.ledgers(&state);
+        let ledgers = self.ledgers(&state)?;
         // The list is written first: the next start must find a copy that counts.
         state.meta_dirs.add(&dir)?;
         let (meta_dirs, to) = (state.meta_dirs.clone(), dir.clone());
         let copy = move || -> Result<()> {
-            for (ledger, files) in &ledgers {
+            for (ledger, log) in &ledgers {
                 let path = meta_dirs.make_ledger_dir(&to, *ledger)?.join("log");
-                if let Err(error) = files.log.add(&path) {
-                    for (ledger, files) in &ledgers {
+                if let Err(error) = log.add(&path) {
+                    for (ledger, log) in &ledgers {
                         // A copy that was not made yet cannot be removed.
-                        let _ = files.log.remove(&NodeDir::ledger_in(&to, *ledger).join("log"));
+                        let _ = log.remove(&NodeDir::ledger_in(&to, *ledger).join("log"));
                     }
                     bail!("cannot copy ledger {ledger} to {}: {error}", path.display());
                 }
@@ -287,8 +361,8 @@ impl Node {
         if !state.meta_dirs.paths().contains(&dir) {
             bail!("metadata is not there: dir={}", dir.display());
         }
-        for (ledger, files) in self.ledgers(&state) {
-            let removed = files.log.remove(&NodeDir::ledger_in(&dir, ledger).join("log"));
+        for (ledger, log) in self.ledgers(&state)? {
+            let removed = log.remove(&NodeDir::ledger_in(&dir, ledger).join("log"));
             removed.map_err(|error| anyhow::anyhow!("cannot leave out {}: {error}", dir.display()))?;
         }
         state.meta_dirs.remove(&dir)?;
@@ -296,8 +370,17 @@ impl Node {
         self.status_now().await
     }
 
-    fn ledgers(&self, state: &State) -> Vec<(LedgerId, LedgerFiles)> {
-        let filesystems = state.filesystems.values().map(|entry| (entry.record.ledger, entry.files.clone()));
-        std::iter::once((CONTROL_LEDGER, self.control_files.clone())).chain(filesystems).collect()
+    /// The logs of all ledgers.
+    fn ledgers(&self, state: &State) -> Result<Vec<(LedgerId, Arc<MirroredLog>)>> {
+        let filesystems = state.filesystems.values().map(|entry| (entry.record.ledger, &entry.files));
+        let all = std::iter::once((CONTROL_LEDGER, &self.control_files)).chain(filesystems);
+        let log = |(ledger, files): (LedgerId, &LedgerFiles)| {
+            let log = files
+                .copies
+                .clone()
+                .context("the logs of this cluster are in an engine, not in directories")?;
+            Ok((ledger, log))
+        };
+        all.map(log).collect()
     }
 }

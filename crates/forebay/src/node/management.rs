@@ -230,6 +230,7 @@ impl Node {
             knowledge: &knowledge,
             memory: &self.memory,
             nodes,
+            place: self.place(),
         };
         let mut entry = FilesystemEntry::open(&parts, record).await?;
         entry.tier.filesystem_group = group;

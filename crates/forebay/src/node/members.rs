@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use admin::{AddDrive, AdminError, DriveInfo, FailDrive, RemoveDrive, ReplaceDrive};
 use anyhow::Result;
 use base::{DriveId, LedgerId, NodeId, PgId};
-use control::{DriveRecord, FilesystemRecord, Plan};
+use control::{CONTROL_LEDGER, DriveRecord, FilesystemRecord, Plan};
 use layout::DriveState;
 use wire::drive::DriveHealth;
 
@@ -51,7 +51,8 @@ impl Node {
         for entry in state.filesystems.values_mut() {
             entry.update(&state.map, &state.drives, &nodes);
         }
-        let services = self.clients.update(state);
+        let mut services = self.clients.update(state);
+        services.replicas.insert(CONTROL_LEDGER, self.control.clone());
         self.others.serve(services);
         self.publish_scrub(state);
     }
@@ -88,7 +89,7 @@ impl Node {
             env: self.env.clone(),
             dir: self.dir.clone(),
             cluster: self.cluster,
-            node: self.others.network.here(),
+            node: self.here(),
             settings: self.drive_settings,
             paths: self.local_drives.clone(),
         }
@@ -108,7 +109,7 @@ impl Node {
         };
         let size_bytes = size_bytes.or(smallest);
         let id = self.plan(|plan| Ok(plan.next_drive())).await?;
-        if node == self.others.network.here() {
+        if self.opens(node) {
             self.drive_maker().make(id, path.map(PathBuf::from), size_bytes).await
         } else {
             self.format_elsewhere(node, id, path, size_bytes).await
@@ -126,7 +127,7 @@ impl Node {
         if let Err(error) = self.plan(|plan| decide(plan, &record)).await {
             let unused = self.state.lock().await.drives.remove(&record.id);
             tokio::task::spawn_blocking(move || drop(unused)).await?;
-            if record.node != self.others.network.here() {
+            if !self.opens(record.node) {
                 self.close_elsewhere(record.node, record.id).await;
             }
             return Err(error);
@@ -138,7 +139,7 @@ impl Node {
 
     pub(super) async fn add_drive_now(&self, request: AddDrive) -> Result<DriveInfo> {
         let _one_at_a_time = self.drives_lock.lock().await;
-        let node = request.node.map_or(self.others.network.here(), NodeId);
+        let node = request.node.map_or(self.here(), NodeId);
         let entry = self.format_new(node, request.path, request.size_bytes).await?;
         let (seen, seed) = (self.state.lock().await.seen(), self.env.random.next_u64());
         self.take_in(entry, |plan, record| Ok(plan.add_drive(record.clone(), &seen, seed)?)).await
@@ -326,7 +327,7 @@ impl Node {
         if let Some((old, record, path)) = anew {
             // Its thread may take a moment to end.
             tokio::task::spawn_blocking(move || drop(old)).await.map_err(AdminError::failed)?;
-            let opened = match record.node == self.others.network.here() {
+            let opened = match self.opens(record.node) {
                 true => self.drive_maker().open_again(record, path).await,
                 false => self.reopen_elsewhere(record).await,
             };

@@ -29,6 +29,7 @@ mod plans;
 mod problems;
 mod reached;
 mod scrub;
+mod seat;
 mod settings;
 mod start;
 mod stores;
@@ -44,7 +45,7 @@ use std::time::Duration;
 use admin::NodeStatus;
 use anyhow::{Context, Result};
 use base::env::{Env, File};
-use base::{ClusterId, DriveId, Seq};
+use base::{ClusterId, DriveId, NodeId, Seq};
 use control::{Cluster, Control};
 use layout::ClusterMap;
 use s3::{Accounts, AuditLog};
@@ -55,15 +56,16 @@ use upkeep::{Pace, ScrubTargets, Scrubber};
 use wire::meta::MetaService;
 
 use events::Watch;
-use filesystems::FilesystemEntry;
+use filesystems::{FilesystemEntry, OwnerPlace};
 use history::{note_drives, readable, services, tell_drives};
-use ledgers::{LedgerFiles, MetaDirs};
+use ledgers::LedgerFiles;
 use others::Others;
 
 pub(crate) use clients::{CLIENTS_SOCKET, Clients};
 pub(crate) use drives::{DriveEntry, DriveMaker, DriveSettings};
 pub(crate) use endpoint::{Endpoint, EndpointParts, S3Options};
 pub(crate) use fsck::fsck_stopped;
+pub(crate) use ledgers::MetaDirs;
 pub(crate) use local_drives::LocalDrives;
 pub(crate) use local_mounts::{LocalMounts, MountPlace};
 pub(crate) use management::read_node_file;
@@ -72,10 +74,11 @@ pub(crate) use monitor::{REOPEN_NS, REOPEN_NS_MAX};
 pub(crate) use network::{DATA_CONNECTIONS, Network, PORT, addresses_of};
 pub(crate) use node_file::{Addresses, NodeFile};
 pub(crate) use paths::NodeDir;
+pub(crate) use seat::{Seat, engine_of, found};
 pub(crate) use settings::TrimChoice;
 pub(crate) use start::{
-    FIRST_FILESYSTEM, IoChoice, StartOptions, is_locked, kept_settings, note_named, prepare_dir,
-    remove_leftovers,
+    CONTROL_CACHE_BYTES, FIRST_FILESYSTEM, IoChoice, StartOptions, is_locked, kept_settings, note_named,
+    prepare_dir, remove_leftovers,
 };
 pub(crate) use users::{account_set, load_node_key};
 
@@ -95,13 +98,15 @@ pub(crate) struct Node {
     env: Env,
     dir: NodeDir,
     cluster: ClusterId,
-    control: Control,
+    control: Arc<Control>,
     control_files: LedgerFiles,
     accounts: Arc<Accounts>,
     /// Where the drives of this machine are.
     local_drives: Arc<LocalDrives>,
     /// Other nodes: the ways to them, and what they may ask.
     others: Others,
+    /// The machine, if it serves drives, mounts and S3 by itself.
+    seat: Option<Seat>,
     /// Where this machine mounts filesystems.
     local_mounts: LocalMounts,
     /// Serializes orders about drives.
@@ -139,8 +144,8 @@ pub(crate) struct Node {
     s3: std::sync::Mutex<Option<endpoint::Endpoint>>,
     /// What to tell about the drives that this start made.
     note: Option<String>,
-    /// Held for as long as the node runs.
-    _lock: Arc<dyn File>,
+    /// Held for as long as the node runs; the machine holds it if it serves by itself.
+    _lock: Option<Arc<dyn File>>,
 }
 
 struct State {
@@ -162,8 +167,25 @@ impl Node {
         self.note.as_deref()
     }
 
+    /// The number of this node.
+    fn here(&self) -> NodeId {
+        self.others.network.here()
+    }
+
+    fn place(&self) -> OwnerPlace {
+        OwnerPlace { here: self.here(), is_all: self.seat.is_none() }
+    }
+
+    /// Whether this process opens the drives of a node itself.
+    fn opens(&self, node: NodeId) -> bool {
+        self.place().own() == Some(node)
+    }
+
     /// Writes everything out and stops all parts in the order of their dependencies. Returns the first error.
     pub(crate) async fn stop(&self, mounts: Mounts) -> Result<()> {
+        // Nobody else may take the ledgers before they are closed.
+        let control = self.control.clone();
+        let keeping = self.runtime.spawn(async move { control.keep().await });
         // Fails if no receiver is left.
         let _ = self.stop_serving.send(true);
         let monitor = self.monitor.lock().expect("no holder of this lock panics").take();
@@ -176,7 +198,18 @@ impl Node {
         if mounts == Mounts::Keep {
             self.clients.stop().await;
         }
-        result = result.and(self.control.catch_up().await.context("storing a change of the control ledger"));
+        result = result.and(self.stop_ledgers(mounts).await);
+        if self.seat.is_none() {
+            result = result.and(self.stop_machine().await);
+        }
+        keeping.abort();
+        self.control.resign().await;
+        result
+    }
+
+    /// Ends filesystems and their owners, and notes how far drives and ledgers have come.
+    async fn stop_ledgers(&self, mounts: Mounts) -> Result<()> {
+        let mut result = self.control.catch_up().await.context("storing a change of the control ledger");
         result = result.and(self.keep_scrub_marks().await);
         self.tell().await;
         let mut state = self.state.lock().await;
@@ -196,8 +229,14 @@ impl Node {
         positions.extend(self.control.history().position());
         tell_drives(readable(&state.drives), &positions, false).await;
         let noted = note_drives(&self.control, &self.local_drives, &services(&state.drives)).await;
-        result = result.and(noted.map(drop).context("noting how far the drives have come"));
-        for (id, entry) in std::mem::take(&mut state.drives) {
+        result.and(noted.map(drop).context("noting how far the drives have come"))
+    }
+
+    /// Ends what is of this machine: drives, the ways to others, files.
+    async fn stop_machine(&self) -> Result<()> {
+        let mut result = Ok(());
+        let drives = std::mem::take(&mut self.state.lock().await.drives);
+        for (id, entry) in drives {
             let closed = entry.close().await.with_context(|| format!("closing drive {id}"));
             result = result.and(closed);
         }

@@ -24,6 +24,9 @@ const TICK: Duration = Duration::from_secs(1);
 const NARROW_AFTER_NS: u64 = 30_000_000_000;
 /// How long the monitor waits for the owner of a ledger.
 const OWNER_PATIENCE: Duration = Duration::from_secs(5);
+/// How long a new owner waits for the first word of nodes that are not reached, and of any node.
+const LOOK_MIN: Duration = Duration::from_secs(3);
+const LOOK_MAX: Duration = Duration::from_secs(10);
 /// Groups that move at a time while a filesystem is being balanced.
 const BALANCED_AT_ONCE: usize = 16;
 /// Interval at which the progress of the scrub is recorded.
@@ -98,18 +101,35 @@ impl Node {
         self.follow_drives(seen, now).await?;
         let waited = now.saturating_sub(seen.changed_ns) >= NARROW_AFTER_NS;
         let patience = if waited { Patience::Over } else { Patience::Left };
-        self.update_write_sets(patience).await?;
+        if self.has_looked(now).await {
+            self.update_write_sets(patience).await?;
+        }
         self.balance().await?;
         self.finish_detached().await?;
         self.revive_mounts(&mut *self.state.lock().await).await;
         self.keep_history(&mut seen.told, now).await?;
-        self.others.renew(&self.env, &self.dir, &self.control).await?;
+        if self.seat.is_none() {
+            self.others.renew(&self.env, &self.dir, &self.control).await?;
+        }
         if now.saturating_sub(seen.marked_ns) >= MARK_EVERY_NS {
             seen.marked_ns = now;
             let kept = tokio::time::timeout(OWNER_PATIENCE, self.keep_scrub_marks()).await;
             kept.unwrap_or(Ok(()))?;
         }
         Ok(())
+    }
+
+    /// Whether each drive had the time to answer since this node became the owner: before that, nothing is decided from the absence
+    /// of drives.
+    async fn has_looked(&self, now_ns: u64) -> bool {
+        let since = Duration::from_nanos(now_ns.saturating_sub(self.started_ns));
+        if self.seat.is_none() || since >= LOOK_MAX {
+            return true;
+        }
+        let state = self.state.lock().await;
+        let missing = state.drives.values().filter(|entry| entry.is_missing());
+        let mut missing = missing.map(|entry| entry.record.node);
+        missing.all(|node| since >= LOOK_MIN && !self.is_reached(node))
     }
 
     /// Opens missing drives that are back. A drive that failed is left alone: what it could not write then, it must not
@@ -120,9 +140,8 @@ impl Node {
         let now = self.env.clock.boot_ns();
         let missing: Vec<_> = {
             let state = self.state.lock().await;
-            let here = self.others.network.here();
             let missing =
-                state.drives.values().filter(|entry| entry.is_missing() && entry.record.node == here);
+                state.drives.values().filter(|entry| entry.is_missing() && self.opens(entry.record.node));
             missing.map(|entry| (entry.record.clone(), entry.path.clone())).collect()
         };
         seen.reopen.retain(|id, _| missing.iter().any(|(record, _)| record.id == *id));

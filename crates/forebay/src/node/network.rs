@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use anyhow::{Context, Result, bail};
 use base::NodeId;
 use base::env::Env;
-use control::{Authority, Cluster, Control, NodeRecord, Plan};
+use control::{Authority, Cluster, ClusterRecord, Control, NodeRecord, Plan};
 use tokio::net::TcpListener;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -158,6 +158,21 @@ impl Network {
     }
 }
 
+impl Issuer {
+    /// The authority whose key this machine was given when it joined.
+    pub(super) fn load(env: &Env, dir: &NodeDir, cluster: &ClusterRecord) -> Result<Self> {
+        let files = IdentityFiles::new(env, dir);
+        let authority = files.authority(&cluster.authorities)?.with_context(|| no_authority(dir))?;
+        let fingerprint = Fingerprint::of_pem(authority.certificate_pem())?;
+        Ok(Self { authority, fingerprint })
+    }
+}
+
+fn no_authority(dir: &NodeDir) -> String {
+    let path = dir.identity();
+    format!("the key of the cluster's authority is missing in {}: restore it from a backup", path.display())
+}
+
 /// The nodes of a cluster that others reach, with their addresses.
 pub(crate) fn addresses_of(cluster: &Cluster) -> Vec<NodeAddresses> {
     let node = |record: &NodeRecord| NodeAddresses { node: record.id, addresses: record.addresses.clone() };
@@ -178,16 +193,10 @@ pub(super) async fn ready_owner(
         true => {
             let authority = Authority::make(cluster.id, now_ns)?;
             // First the key: without it the certificate is worth nothing.
-            files.keep_authority(&authority)?;
+            files.keep_authority(authority.key_pem())?;
             authority
         }
-        false => files.authority(&authorities)?.with_context(|| {
-            let path = dir.identity();
-            format!(
-                "the key of the cluster's authority is missing in {}: restore it from a backup",
-                path.display()
-            )
-        })?,
+        false => files.authority(&authorities)?.with_context(|| no_authority(dir))?,
     };
     let key = files.key()?;
     let issued = authority.issue(cluster.id, Party::Node(OWNER), &key.request, now_ns)?;

@@ -26,8 +26,8 @@ use wire::link::Services;
 use super::management::failed;
 use super::network::{Issuer, Network, addresses_of, ready_owner};
 use super::settings::Settings;
-use super::{Node, NodeDir};
-use crate::identity::{IdentityFiles, OWNER};
+use super::{Node, NodeDir, Seat};
+use crate::identity::IdentityFiles;
 
 /// How long a token may be valid: a year.
 const EXPIRES_IN_S_MAX: u64 = 366 * 86_400;
@@ -35,13 +35,15 @@ const EXPIRES_IN_S_MAX: u64 = 366 * 86_400;
 const MANAGED_MAX: usize = 256;
 /// How often the certificate is renewed: thirty days.
 const RENEW_EVERY_NS: u64 = 30 * 86_400_000_000_000;
+/// Most addresses in a token.
+const TOKEN_ADDRESSES_MAX: usize = 6;
 /// Most tokens at a time.
 const TOKENS_MAX: usize = 1000;
 
 /// Other nodes of the cluster, as this one meets them.
 pub(super) struct Others {
     /// The ways to them.
-    pub(super) network: Network,
+    pub(super) network: Arc<Network>,
     /// The cluster's authority.
     issuer: Issuer,
     settings: Settings,
@@ -49,6 +51,8 @@ pub(super) struct Others {
     renew_ns: AtomicU64,
     /// Answers them. `None` before the node serves and after its end.
     answers: Mutex<Option<Arc<ForOthers>>>,
+    /// Where the services go, if the machine offers them beside its own.
+    offers: Option<watch::Sender<Services>>,
 }
 
 impl Others {
@@ -61,9 +65,22 @@ impl Others {
         settings: Settings,
     ) -> Result<Self> {
         let issuer = ready_owner(env, dir, control, &settings).await?;
-        let network = Network::new(env, runtime, &IdentityFiles::new(env, dir))?;
+        let network = Arc::new(Network::new(env, runtime, &IdentityFiles::new(env, dir))?);
         let renew_ns = AtomicU64::new(env.clock.boot_ns() + RENEW_EVERY_NS);
-        Ok(Self { network, issuer, settings, renew_ns, answers: Mutex::default() })
+        Ok(Self { network, issuer, settings, renew_ns, answers: Mutex::default(), offers: None })
+    }
+
+    /// As a machine meets them that has a certificate already, and the key of the authority.
+    pub(super) fn of_machine(env: &Env, dir: &NodeDir, control: &Control, seat: &Seat) -> Result<Self> {
+        let issuer = Issuer::load(env, dir, &control.view()?.cluster()?)?;
+        Ok(Self {
+            network: seat.network.clone(),
+            issuer,
+            settings: Settings::default(),
+            renew_ns: AtomicU64::new(u64::MAX),
+            answers: Mutex::default(),
+            offers: Some(seat.offers.clone()),
+        })
     }
 
     fn answers(&self) -> MutexGuard<'_, Option<Arc<ForOthers>>> {
@@ -76,8 +93,11 @@ impl Others {
 
     /// Offers these services and, once the node serves, what only other machines ask.
     pub(super) fn serve(&self, services: Services) {
-        if let Some(answers) = self.answers().clone() {
-            self.network.serve(Services { joins: Some(answers.clone()), cluster: Some(answers), ..services });
+        let Some(answers) = self.answers().clone() else { return };
+        let services = Services { joins: Some(answers.clone()), cluster: Some(answers), ..services };
+        match &self.offers {
+            Some(offers) => drop(offers.send_replace(services)),
+            None => self.network.serve(services),
         }
     }
 
@@ -100,9 +120,17 @@ impl Others {
         }
     }
 
+    /// What answers other nodes, while it does.
+    pub(super) fn answering(&self) -> Option<Arc<ForOthers>> {
+        self.answers().clone()
+    }
+
     /// Answers nobody any more. Others are still reached.
     pub(super) async fn stop_answering(&self) {
-        self.network.stop_answering().await;
+        match &self.offers {
+            Some(offers) => drop(offers.send_replace(Services::default())),
+            None => self.network.stop_answering().await,
+        }
         // The node and what answers for it refer to each other.
         self.answers().take();
     }
@@ -114,7 +142,7 @@ impl Others {
 }
 
 /// Answers other machines for the node.
-pub(super) struct ForOthers {
+pub(crate) struct ForOthers {
     node: Arc<Node>,
     api: Arc<Api>,
     /// The last requests of operators at other nodes, oldest first: a connection may break before the answer.
@@ -185,9 +213,16 @@ impl ClusterService for ForOthers {
             match request {
                 ClusterRequest::Records { known, epoch, after, wait_ms } => {
                     let wait = Duration::from_millis(wait_ms.into());
-                    let news =
-                        self.node.control.news((known, epoch), &after, wait).await.map_err(declined)?;
+                    let control = &self.node.control;
+                    let news = control.news((known, epoch), &after, wait).await.map_err(declined)?;
+                    if !control.holds() {
+                        return Err(Declined("this node may not own the metadata any more".to_owned()));
+                    }
                     Ok(ClusterReply::Records(news))
+                }
+                ClusterRequest::IsOwner | ClusterRequest::Owns { .. } => {
+                    let control = &self.node.control;
+                    Ok(ClusterReply::Owner(control.holds().then(|| control.epoch())))
                 }
                 ClusterRequest::Manage { node, id, method, path, body } => {
                     tracing::debug!(%node, method, path, "an operator asks at another node");
@@ -212,12 +247,18 @@ impl Node {
         let issued = authority.issue(self.cluster, Party::Node(node), &new.request, now_ns)?;
         let cluster_key =
             self.env.files.read(&self.dir.node_key()).context("reading the key of the cluster")?;
+        let state = self.state.lock().await;
+        let engine = state.meta_dirs.engine().map(|engine| engine.address().to_string());
+        // Only where ledgers can move.
+        let authority_key = engine.as_ref().map(|_| authority.key_pem().to_owned());
         Ok(Joined {
             node,
             certificate: issued.certificate_pem,
             authorities: authority.certificate_pem().to_owned(),
             cluster_key: Bytes::from(cluster_key),
-            nodes: addresses_of(&self.state.lock().await.cluster),
+            nodes: addresses_of(&state.cluster),
+            log: engine.unwrap_or_default(),
+            authority_key: authority_key.unwrap_or_default(),
         })
     }
 
@@ -249,7 +290,7 @@ impl Node {
         let info = infos.into_iter().find(|info| info.id == id.0).ok_or_else(|| {
             AdminError::not_found(format!("no such node: id={id} (see `forebay node list`)"))
         })?;
-        if id == OWNER {
+        if id == self.here() {
             return Err(AdminError::conflict(format!("node {id} owns the metadata and cannot be removed")));
         }
         let decide = |plan: &mut Plan| match plan.remove_node(id) {
@@ -273,7 +314,7 @@ impl Node {
                 "a token is valid for a second to a year, and for at least one node",
             ));
         }
-        let addresses = self.others.settings.advertised();
+        let addresses = self.addresses().await;
         if addresses.is_empty() || !self.others.network.is_listening() {
             let dir = self.dir.root().display();
             return Err(AdminError::conflict(format!(
@@ -307,6 +348,15 @@ impl Node {
         Ok(NewToken { info: info(&record, now_ns), token: token.to_string() })
     }
 
+    /// Where a new node finds the cluster: this node first, which answers it.
+    async fn addresses(&self) -> Vec<String> {
+        let state = self.state.lock().await;
+        let nodes = state.cluster.nodes.values();
+        let (here, others): (Vec<_>, Vec<_>) = nodes.partition(|node| node.id == self.here());
+        let all = here.into_iter().chain(others).flat_map(|node| node.addresses.clone());
+        all.take(TOKEN_ADDRESSES_MAX).collect()
+    }
+
     async fn remove_token_now(&self, id: u32) -> Result<TokenInfo, AdminError> {
         let decide = |plan: &mut Plan| {
             let record = plan.next().tokens.get(&id).cloned();
@@ -326,13 +376,7 @@ impl Node {
             let drives =
                 drives.values().filter(|drive| drive.node == record.id && drive.state != DriveState::Out);
             let sizes: Vec<u64> = drives.map(|drive| drive.capacity_bytes).collect();
-            let is_there = record.id == OWNER
-                || self
-                    .others
-                    .network
-                    .fabric
-                    .peer(record.id)
-                    .is_some_and(|peer| peer.contact().borrow().is_there);
+            let is_there = self.is_reached(record.id);
             NodeInfo {
                 id: record.id.0,
                 name: record.name.clone(),
@@ -342,7 +386,7 @@ impl Node {
                 state: if is_there { "up" } else { "unreachable" }.to_owned(),
                 drives: sizes.len() as u32,
                 capacity_bytes: sizes.iter().sum(),
-                owner: record.id == OWNER,
+                owner: record.id == self.here(),
             }
         };
         nodes.values().map(info).collect()

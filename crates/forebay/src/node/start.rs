@@ -11,8 +11,8 @@ use anyhow::{Context, Result, bail};
 use base::env::{Caching, Env, File, OpenMode};
 use base::{ClusterId, DriveId, DriveUuid, Seq};
 use control::{
-    CONTROL_LEDGER, Cluster, Control, ControlError, DriveRecord, FilesystemRecord, NodeRecord, Plan,
-    UpkeepRecord,
+    CONTROL_LEDGER, Cluster, ClusterRecord, Control, ControlError, DriveRecord, FilesystemRecord, NodeRecord,
+    Plan, UpkeepRecord,
 };
 use layout::{DriveState, FailureDomain, Profile};
 use meta::history::Evidence;
@@ -26,7 +26,7 @@ use upkeep::{Pace, ScrubTargets};
 use super::clients::Clients;
 use super::drives::{DriveEntry, DriveSettings, format_drives, plan_drives};
 use super::events::{Watch, next_event};
-use super::filesystems::{FilesystemEntry, NodeParts};
+use super::filesystems::{FilesystemEntry, NodeParts, OwnerPlace};
 use super::history::{Knowledge, note_drives, services};
 use super::ledgers::{LedgerFiles, MetaDirs};
 use super::local_drives::LocalDrives;
@@ -39,15 +39,16 @@ use super::reached::ReachedStores;
 use super::settings::{Settings, TrimChoice};
 use super::users::open_accounts;
 use super::{CLIENTS_SOCKET, Mounts, Node, NodeDir, S3Options, State};
+use crate::engine::EngineAddress;
 use crate::identity::{OWNER, hostname};
 use crate::mount::MountProcess;
 
 /// How long a start waits for a killed process to end.
 const DYING_S_MAX: u64 = 20;
 /// Default time that a drive may be away before other drives take over its positions.
-const OUT_AFTER: Duration = Duration::from_secs(600);
+pub(super) const OUT_AFTER: Duration = Duration::from_secs(600);
 const DYING_POLL: Duration = Duration::from_millis(20);
-const CONTROL_CACHE_BYTES: usize = 16 << 20;
+pub(crate) const CONTROL_CACHE_BYTES: usize = 16 << 20;
 /// The filesystem that every cluster begins with. Its top-level directories are the buckets of S3.
 pub(crate) const FIRST_FILESYSTEM: &str = "main";
 
@@ -84,6 +85,8 @@ pub(crate) struct StartOptions {
     pub(crate) memory_bytes: Option<u64>,
     /// Whether drives give space back; `None` keeps the last value.
     pub(crate) trim: Option<TrimChoice>,
+    /// The engine that has the logs of the ledgers.
+    pub(crate) log: Option<EngineAddress>,
     /// Where other machines reach the node; `None` keeps the last value.
     pub(crate) listen: Option<SocketAddr>,
     /// What others are told instead.
@@ -184,15 +187,15 @@ fn choose(options: &StartOptions) -> Result<(u32, Profile)> {
 }
 
 /// Returns what to tell about the drives.
-async fn create_cluster(
+pub(super) async fn create_cluster(
     env: &Env,
     dir: &NodeDir,
     control: &Control,
+    record: ClusterRecord,
     (paths, mounts): (&LocalDrives, &LocalMounts),
     options: &StartOptions,
 ) -> Result<Option<String>> {
     let (count, profile) = choose(options)?;
-    let record = Control::new_cluster(env);
     let trim = options.trim.unwrap_or_default();
     let counts = (count, u32::from(profile.n()));
     let planned = plan_drives(env, dir, &options.drive_paths, counts, options.drive_bytes, trim)?;
@@ -383,7 +386,7 @@ fn load_meta_dirs(env: &Env, dir: &NodeDir, options: &StartOptions) -> Result<Me
 }
 
 /// The pace of background work, with the limits that were set last.
-fn paced(env: &Env, upkeep: UpkeepRecord) -> Arc<Pace> {
+pub(super) fn paced(env: &Env, upkeep: UpkeepRecord) -> Arc<Pace> {
     let pace = Arc::new(Pace::new(env.clone()));
     apply_upkeep(&pace, upkeep);
     pace
@@ -435,6 +438,7 @@ impl Node {
             knowledge: &knowledge,
             memory: &memory,
             nodes: records.nodes.len(),
+            place: OwnerPlace { here: OWNER, is_all: true },
         };
         let filesystems = open_filesystems(&parts, served.collect()).await?;
         let state = State { drives, filesystems, cluster: records, taken: Seq(0), map, watch, meta_dirs };
@@ -454,7 +458,7 @@ impl Node {
             env,
             dir,
             cluster,
-            control: opened.control,
+            control: Arc::new(opened.control),
             control_files: opened.files,
             runtime,
             drive_settings,
@@ -472,7 +476,8 @@ impl Node {
             last_status: std::sync::Mutex::default(),
             s3: std::sync::Mutex::default(),
             note: opened.created.and_then(|created| created.note),
-            _lock: lock,
+            seat: None,
+            _lock: Some(lock),
         });
         node.begin(&options).await.map(|()| node)
     }
@@ -638,7 +643,8 @@ async fn open_control(
         Err(ControlError::NoCluster) => {
             control.begin(env, &Evidence::default()).await?;
             let local = (&local_drives, &local_mounts);
-            let note = create_cluster(env, dir, &control, local, options).await?;
+            let record = Control::new_cluster(env);
+            let note = create_cluster(env, dir, &control, record, local, options).await?;
             created = Some(Created { note });
         }
         Err(error) => return Err(error.into()),

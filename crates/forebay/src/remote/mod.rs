@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use upkeep::{DamageKeeper, Pace, S3Store, StoreSettings};
 use wire::drive::{AwayDrive, DriveService};
-use wire::link::{Peer, RemoteOwner, RemoteViews};
+use wire::link::{Contact, Peer, RemoteOwner, RemoteViews};
 use wire::meta::MetaService;
 use wire::store::{ObjectStore, StoreAddress};
 use wire::view::{FilesystemView, NEWS_WAIT_MAX, ViewReply, ViewRequest, ViewService};
@@ -71,8 +71,8 @@ impl From<&MemoryPlan> for Memory {
 
 /// A filesystem to open.
 pub(crate) struct Wanted {
-    /// The node that owns its ledger.
-    pub(crate) owner: NodeId,
+    /// The node that owns its ledger, as it is known now; `None`: no node is known to.
+    pub(crate) owner: watch::Receiver<Option<NodeId>>,
     /// Its name.
     pub(crate) name: String,
     pub(crate) memory: Memory,
@@ -90,17 +90,16 @@ pub(crate) struct RemoteFilesystem {
 impl RemoteFilesystem {
     /// Asks the owner of a filesystem for it, and opens a client.
     pub(crate) async fn open(env: &Env, routes: &Arc<Routes>, wanted: Wanted) -> Result<Self> {
-        let owner = routes.to(wanted.owner).context("the owner of the metadata is not in the cluster")?;
-        let views = RemoteViews::new(&owner);
-        let first = tokio::time::timeout(FIRST_VIEW, first_view(&views, &wanted.name)).await;
+        let owner = Owner { routes: routes.clone(), node: wanted.owner.clone() };
+        let first = tokio::time::timeout(FIRST_VIEW, first_view(owner.clone(), &wanted.name)).await;
         let view = first.context("the node that owns the metadata does not answer")??;
         let (topology, told_topology) = watch::channel(topology_of(routes, &view).await);
         let (store, told_store) = watch::channel(store_of(env, &view));
-        let client = open_client(env, &wanted, &owner, &view, told_topology, told_store).await?;
+        let client = open_client(env, &wanted, owner.clone(), &view, told_topology, told_store).await?;
         let pace = Arc::new(Pace::new(env.clone()));
         let damage = DamageKeeper::start(env.clone(), client.clone(), pace, &Handle::current());
         let told = Told { topology, store };
-        let news = follow_news(env.clone(), (owner, routes.clone()), wanted.name, view, told);
+        let news = follow_news(env.clone(), owner, wanted.name, view, told);
         Ok(Self { client, news: tokio::spawn(news), _damage: damage })
     }
 
@@ -123,12 +122,45 @@ impl Drop for RemoteFilesystem {
     }
 }
 
-async fn first_view(views: &RemoteViews, name: &str) -> Result<FilesystemView> {
+/// The node that owns the ledgers, which may become another.
+#[derive(Clone)]
+struct Owner {
+    routes: Arc<Routes>,
+    node: watch::Receiver<Option<NodeId>>,
+}
+
+impl Owner {
+    /// The way to it, once it is known.
+    async fn peer(&mut self) -> Arc<Peer> {
+        loop {
+            let node = *self.node.borrow_and_update();
+            if let Some(peer) = node.and_then(|node| self.routes.to(node)) {
+                return peer;
+            }
+            // Its address may come later than its number.
+            let _ = tokio::time::timeout(NEWS_PAUSE, self.changed()).await;
+        }
+    }
+
+    /// Waits until it is another.
+    async fn changed(&mut self) {
+        if self.node.changed().await.is_err() {
+            // The last word stays.
+            std::future::pending().await
+        }
+    }
+}
+
+async fn first_view(mut owner: Owner, name: &str) -> Result<FilesystemView> {
     loop {
+        let views = RemoteViews::new(&owner.peer().await);
         let request = ViewRequest::Filesystem { name: name.to_owned(), known: 0, wait_ms: 0 };
-        match views.ask(request).await {
+        let asked = tokio::time::timeout(NEWS_PAUSE * 5, views.ask(request)).await;
+        match asked.unwrap_or(Err(FsError::Disconnected)) {
             Ok(ViewReply::Filesystem(view)) => return Ok(*view),
-            Ok(ViewReply::Same) | Err(FsError::Disconnected) => tokio::time::sleep(NEWS_PAUSE).await,
+            Ok(ViewReply::Same | ViewReply::Owner(..)) | Err(FsError::Disconnected) => {
+                tokio::time::sleep(NEWS_PAUSE).await;
+            }
             Err(error) => return Err(error).with_context(|| format!("asking for filesystem {name}")),
         }
     }
@@ -167,15 +199,18 @@ fn store_of(env: &Env, view: &FilesystemView) -> Option<Arc<dyn ObjectStore>> {
 async fn open_client(
     env: &Env,
     wanted: &Wanted,
-    peer: &Arc<Peer>,
+    mut owner: Owner,
     view: &FilesystemView,
     topology: watch::Receiver<Arc<Topology>>,
     store: watch::Receiver<Option<Arc<dyn ObjectStore>>>,
 ) -> Result<Client> {
-    let owner = RemoteOwner::new(peer, view.ledger);
-    let (publish, seat) = watch::channel(owner.clone() as Arc<dyn MetaService>);
-    tokio::spawn(follow_owner(peer.clone(), owner, view.ledger, publish));
-    let reach = Reach::hard(peer.contact());
+    let peer = owner.peer().await;
+    let first = RemoteOwner::new(&peer, view.ledger);
+    let (publish, seat) = watch::channel(first.clone() as Arc<dyn MetaService>);
+    let (tell, contact) = watch::channel(*peer.contact().borrow());
+    tokio::spawn(follow_contact(owner.clone(), tell));
+    tokio::spawn(follow_owner(owner, (peer, first), view.ledger, publish));
+    let reach = Reach::hard(contact);
     let reach = match wanted.patience {
         Some(patience) => reach.waiting_for_drives_at_most(patience).waiting_for_owner_at_most(patience),
         None => reach,
@@ -204,15 +239,45 @@ async fn open_client(
 
 /// Tells the client of each opening of the ledger.
 async fn follow_owner(
-    peer: Arc<Peer>,
-    mut owner: Arc<RemoteOwner>,
+    mut owner: Owner,
+    (mut peer, mut seat): (Arc<Peer>, Arc<RemoteOwner>),
     ledger: LedgerId,
     publish: watch::Sender<Arc<dyn MetaService>>,
 ) {
     while !publish.is_closed() {
-        owner.lost().await;
-        owner = RemoteOwner::new(&peer, ledger);
-        publish.send_replace(owner.clone());
+        tokio::select! {
+            () = seat.lost() => {}
+            () = owner.changed() => {
+                let next = owner.peer().await;
+                if Arc::ptr_eq(&next, &peer) {
+                    continue;
+                }
+                peer = next;
+            }
+        }
+        let earlier = std::mem::replace(&mut seat, RemoteOwner::new(&peer, ledger));
+        publish.send_replace(seat.clone());
+        earlier.give_up();
+    }
+}
+
+/// Tells the client whether the owner can be reached. Another owner counts as a loss.
+async fn follow_contact(mut owner: Owner, tell: watch::Sender<Contact>) {
+    let mut before = 0;
+    while !tell.is_closed() {
+        let peer = owner.peer().await;
+        let mut contact = peer.contact();
+        loop {
+            let now = *contact.borrow_and_update();
+            tell.send_replace(Contact { is_there: now.is_there, losses: before + now.losses });
+            tokio::select! {
+                changed = contact.changed() => if changed.is_err() { break },
+                () = owner.changed() => break,
+                () = tell.closed() => return,
+            }
+        }
+        before = tell.borrow().losses + 1;
+        tell.send_replace(Contact { is_there: false, losses: before });
     }
 }
 
@@ -223,26 +288,24 @@ struct Told {
 }
 
 /// Publishes each later view.
-async fn follow_news(
-    env: Env,
-    (peer, routes): (Arc<Peer>, Arc<Routes>),
-    name: String,
-    mut view: FilesystemView,
-    client: Told,
-) {
-    let views = RemoteViews::new(&peer);
+async fn follow_news(env: Env, mut owner: Owner, name: String, mut view: FilesystemView, client: Told) {
     loop {
+        let views = RemoteViews::new(&owner.peer().await);
         let wait_ms = NEWS_WAIT_MAX.as_millis() as u32;
         let request = ViewRequest::Filesystem { name: name.clone(), known: view.number, wait_ms };
-        match views.ask(request).await {
+        let answer = tokio::select! {
+            answer = views.ask(request) => answer,
+            () = owner.changed() => continue,
+        };
+        match answer {
             Ok(ViewReply::Filesystem(news)) => {
                 if news.store != view.store {
                     client.store.send_replace(store_of(&env, &news));
                 }
-                client.topology.send_replace(topology_of(&routes, &news).await);
+                client.topology.send_replace(topology_of(&owner.routes, &news).await);
                 view = *news;
             }
-            Ok(ViewReply::Same) => {}
+            Ok(ViewReply::Same | ViewReply::Owner(..)) => {}
             Err(error) => {
                 tracing::debug!(%error, "no news of the filesystem");
                 tokio::time::sleep(NEWS_PAUSE).await;

@@ -1,18 +1,20 @@
 //! How a client reaches nodes: the one in its machine without the network, others over it.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use base::env::Env;
-use base::{DriveId, NodeId};
+use base::{DriveId, Epoch, NodeId};
 use tokio::net::UnixStream;
 use tokio::runtime::Handle;
+use tokio::sync::watch;
 use wire::BoxFuture;
 use wire::cluster::NodeAddresses;
 use wire::drive::DriveService;
-use wire::link::{Connection, Connector, Dial, Fabric, Peer, PeerOptions, RemoteDrive};
+use wire::link::{Connection, Connector, Dial, Fabric, Peer, PeerOptions, RemoteDrive, RemoteViews};
+use wire::view::{NEWS_WAIT_MAX, ViewReply, ViewRequest, ViewService};
 
 use crate::identity::IdentityFiles;
 use crate::node::{CLIENTS_SOCKET, DATA_CONNECTIONS, NodeDir};
@@ -21,6 +23,11 @@ use crate::node::{CLIENTS_SOCKET, DATA_CONNECTIONS, NodeDir};
 const IDENTITY_LOOK: Duration = Duration::from_secs(86_400);
 /// How long a client waits for the first word of drives.
 const FIRST_FACT: Duration = Duration::from_secs(5);
+/// Pause after the node beside did not say which node owns the ledgers.
+const OWNER_PAUSE: Duration = Duration::from_millis(500);
+/// How long the node beside may be away before others are asked, and how long these may take.
+const AWAY: Duration = Duration::from_secs(1);
+const ANSWER_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Drives that are in this process.
 pub(crate) trait OwnDrives: Send + Sync {
@@ -28,57 +35,99 @@ pub(crate) trait OwnDrives: Send + Sync {
     fn open(&self) -> BoxFuture<'_, BTreeMap<DriveId, Arc<dyn DriveService>>>;
 }
 
-/// The node in this machine.
-pub(crate) enum Here {
-    /// Another process.
-    Process(Arc<Peer>),
-    /// This process.
-    Own(Arc<dyn OwnDrives>),
-}
-
 /// The ways to the nodes of the cluster.
 pub(crate) struct Routes {
     home: NodeId,
-    here: Here,
+    /// The node of this machine, by its socket.
+    beside: Arc<Peer>,
+    /// Its drives, if this is its process.
+    own: Option<Arc<dyn OwnDrives>>,
     others: Arc<Fabric>,
+    /// Which ones these are.
+    known: Mutex<Vec<NodeId>>,
 }
 
 impl Routes {
     /// Those of a process beside a node, which has its files in `dir`.
     pub(crate) fn beside(env: &Env, dir: &NodeDir, home: NodeId) -> Result<Arc<Self>> {
-        let here = Peer::new(PeerOptions {
-            env: env.clone(),
-            runtime: Handle::current(),
-            dial: dial(dir),
-            data_connections: DATA_CONNECTIONS,
-        });
+        let beside = beside(env, dir, DATA_CONNECTIONS);
         let identity = IdentityFiles::new(env, dir).load()?.context("this node has no certificate")?;
         let connector = Connector::new(&identity)?;
         let others = Fabric::new(env.clone(), Handle::current(), connector, DATA_CONNECTIONS);
         tokio::spawn(follow_identity(IdentityFiles::new(env, dir), Arc::downgrade(&others)));
-        Ok(Arc::new(Self { home, here: Here::Process(here), others }))
+        Ok(Arc::new(Self { home, beside, own: None, others, known: Mutex::default() }))
     }
 
-    /// Those of a node, which keeps `others` up to date itself.
-    pub(crate) fn of_node(home: NodeId, drives: Arc<dyn OwnDrives>, others: Arc<Fabric>) -> Arc<Self> {
-        Arc::new(Self { home, here: Here::Own(drives), others })
+    /// Those of a node, which keeps `others` up to date itself. It may become the owner of the ledgers, so it reaches that by its
+    /// own socket, too.
+    pub(crate) fn of_node(
+        (env, dir): (&Env, &NodeDir),
+        home: NodeId,
+        drives: Arc<dyn OwnDrives>,
+        others: Arc<Fabric>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            home,
+            beside: beside(env, dir, 0),
+            own: Some(drives),
+            others,
+            known: Mutex::default(),
+        })
     }
 
     /// The nodes and their addresses, as they are now.
     pub(crate) fn set_nodes(&self, nodes: &[NodeAddresses]) {
-        if let Here::Process(_) = self.here {
+        if self.own.is_none() {
+            *self.known() = nodes.iter().map(|node| node.node).filter(|node| *node != self.home).collect();
             let others = nodes.iter().filter(|node| node.node != self.home);
             self.others.set_nodes(others.map(|node| (node.node, node.addresses.clone())).collect());
         }
     }
 
-    /// The way to a node; `None`: it is gone, or is this process.
+    /// The way to a node; `None`: it is gone.
     pub(crate) fn to(&self, node: NodeId) -> Option<Arc<Peer>> {
-        match &self.here {
-            Here::Process(peer) if node == self.home => Some(peer.clone()),
-            Here::Own(_) if node == self.home => None,
-            _ => self.others.peer(node),
+        if node == self.home { Some(self.beside.clone()) } else { self.others.peer(node) }
+    }
+
+    fn known(&self) -> MutexGuard<'_, Vec<NodeId>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The node that owns the ledgers, as the node beside knows it, or any other while that is away; until one answers, `first`.
+    pub(crate) fn follow_owner(self: &Arc<Self>, first: Option<NodeId>) -> watch::Receiver<Option<NodeId>> {
+        let (tell, owner) = watch::channel(first);
+        tokio::spawn(follow_owner(self.clone(), tell));
+        owner
+    }
+
+    /// Waits until the node beside has been away for a while.
+    async fn beside_is_away(&self) {
+        let mut contact = self.beside.contact();
+        loop {
+            // The sender lives as long as the peer.
+            let _ = contact.wait_for(|contact| !contact.is_there).await;
+            let back = contact.wait_for(|contact| contact.is_there);
+            if tokio::time::timeout(AWAY, back).await.is_err() {
+                return;
+            }
         }
+    }
+
+    /// Asks all other nodes for an owner that is later than the known one.
+    async fn ask_others(&self, known: Epoch) -> Option<(NodeId, Epoch)> {
+        let nodes = self.known().clone();
+        let asks = nodes.into_iter().filter_map(|node| {
+            let views = RemoteViews::new(&self.others.peer(node)?);
+            Some(async move {
+                let asked = views.ask(ViewRequest::Owner { known, wait_ms: 0 });
+                match tokio::time::timeout(ANSWER_PATIENCE, asked).await {
+                    Ok(Ok(ViewReply::Owner(node, epoch))) if epoch > known => Some((node, epoch)),
+                    _ => None,
+                }
+            })
+        });
+        let answers = futures_util::future::join_all(asks).await;
+        answers.into_iter().flatten().max_by_key(|(_, epoch)| *epoch)
     }
 
     /// These drives, each with its node. Those that do not answer now count as not reached.
@@ -86,16 +135,16 @@ impl Routes {
         &self,
         wanted: impl Iterator<Item = (DriveId, NodeId)>,
     ) -> Vec<(DriveId, Arc<dyn DriveService>)> {
-        let own = match &self.here {
-            Here::Own(drives) => drives.open().await,
-            Here::Process(_) => BTreeMap::new(),
+        let own = match &self.own {
+            Some(drives) => drives.open().await,
+            None => BTreeMap::new(),
         };
         let mut found = Vec::new();
         let mut first_words = Vec::new();
         for (id, node) in wanted {
             if let Some(drive) = own.get(&id) {
                 found.push((id, drive.clone()));
-            } else if let Some(peer) = self.to(node) {
+            } else if let Some(peer) = self.to(node).filter(|_| self.own.is_none() || node != self.home) {
                 found.push((id, RemoteDrive::expected(&peer, id) as Arc<dyn DriveService>));
                 first_words.push(async move { drop(RemoteDrive::new(&peer, id).await) });
             }
@@ -119,6 +168,35 @@ async fn follow_identity(files: IdentityFiles, others: Weak<Fabric>) {
             Err(error) => {
                 tracing::warn!(error = %format!("{error:#}"), "the node's certificate cannot be read")
             }
+        }
+    }
+}
+
+/// The node in a directory of this machine.
+fn beside(env: &Env, dir: &NodeDir, data_connections: usize) -> Arc<Peer> {
+    let (env, runtime) = (env.clone(), Handle::current());
+    Peer::new(PeerOptions { env, runtime, dial: dial(dir), data_connections })
+}
+
+/// Asks again and again which node owns the ledgers.
+async fn follow_owner(routes: Arc<Routes>, tell: watch::Sender<Option<NodeId>>) {
+    let (views, mut known) = (RemoteViews::new(&routes.beside), Epoch(0));
+    while !tell.is_closed() {
+        let wait_ms = NEWS_WAIT_MAX.as_millis() as u32;
+        let answer = tokio::select! {
+            answer = views.ask(ViewRequest::Owner { known, wait_ms }) => match answer {
+                Ok(ViewReply::Owner(node, epoch)) => Some((node, epoch)),
+                Ok(_) => continue,
+                Err(_) => None,
+            },
+            () = routes.beside_is_away() => routes.ask_others(known).await,
+        };
+        match answer {
+            Some((node, epoch)) => {
+                known = epoch;
+                tell.send_if_modified(|owner| owner.replace(node) != Some(node));
+            }
+            None => tokio::time::sleep(OWNER_PAUSE).await,
         }
     }
 }

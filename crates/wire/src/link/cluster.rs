@@ -57,7 +57,9 @@ impl ClusterService for RemoteCluster {
             let limit = match &request {
                 ClusterRequest::Records { .. } => RECORDS_WAIT_MAX + PATIENCE,
                 ClusterRequest::Manage { .. } => WORK,
-                ClusterRequest::Renew { .. } => PATIENCE,
+                ClusterRequest::Renew { .. } | ClusterRequest::IsOwner | ClusterRequest::Owns { .. } => {
+                    PATIENCE
+                }
             };
             ask(&self.peer, &CLUSTER, &request, limit).await
         })

@@ -41,6 +41,11 @@ impl RemoteOwner {
         *self.lost.borrow()
     }
 
+    /// Another owner has the ledger: calls without an answer end.
+    pub fn give_up(&self) {
+        self.lost.send_replace(true);
+    }
+
     /// Waits until it is of no use any more.
     pub async fn lost(&self) {
         // The sender lives as long as this.

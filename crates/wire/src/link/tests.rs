@@ -64,8 +64,11 @@ impl ReplicaService for TestOwner {
 /// Nothing is new.
 impl ViewService for TestOwner {
     fn ask(&self, request: ViewRequest) -> BoxFuture<'_, Result<ViewReply, FsError>> {
-        let ViewRequest::Filesystem { name, .. } = request;
-        Box::pin(async move { if name == "main" { Ok(ViewReply::Same) } else { Err(FsError::NotFound) } })
+        let is_known = match request {
+            ViewRequest::Filesystem { name, .. } => name == "main",
+            ViewRequest::Owner { .. } => true,
+        };
+        Box::pin(async move { if is_known { Ok(ViewReply::Same) } else { Err(FsError::NotFound) } })
     }
 }
 

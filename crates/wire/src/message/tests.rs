@@ -245,7 +245,10 @@ fn replica_requests() -> Vec<ReplicaRequest> {
 }
 
 fn view_requests() -> Vec<ViewRequest> {
-    vec![ViewRequest::Filesystem { name: "main".to_owned(), known: 2, wait_ms: 30_000 }]
+    vec![
+        ViewRequest::Filesystem { name: "main".to_owned(), known: 2, wait_ms: 30_000 },
+        ViewRequest::Owner { known: Epoch(3), wait_ms: 30_000 },
+    ]
 }
 
 fn view() -> ViewReply {
@@ -366,6 +369,8 @@ fn cluster_requests() -> Vec<ClusterRequest> {
             request: Bytes::from_static(b"request"),
             addresses: vec!["10.0.0.2:7740".to_owned()],
         },
+        ClusterRequest::IsOwner,
+        ClusterRequest::Owns { node: NodeId(2), epoch: Epoch(4) },
     ]
 }
 
@@ -387,6 +392,8 @@ fn answers_of_nodes() -> Vec<(&'static str, Vec<u8>)> {
         authorities: text("all"),
         cluster_key: Bytes::from_static(b"key"),
         nodes: addresses(),
+        log: text("etcd://10.0.0.9:2379"),
+        authority_key: text("secret"),
     };
     let records = vec![(Bytes::from_static(b"k"), Bytes::from_static(b"v"))];
     let news = RecordsNews { seq: Seq(300), epoch: Epoch(4), is_copy: true, records, more: true };
@@ -405,6 +412,8 @@ fn answers_of_nodes() -> Vec<(&'static str, Vec<u8>)> {
             "answer: renewed",
             encoding::encode(&ClusterReply::Renewed { certificate: text("own"), authorities: text("all") }),
         ),
+        ("answer: owner", encoding::encode(&ClusterReply::Owner(Some(Epoch(4))))),
+        ("answer: owner of the ledgers", encoding::encode(&ViewReply::Owner(NodeId(2), Epoch(4)))),
         ("answer: managed", encoding::encode(&ClusterReply::Managed { status: 200, body })),
         (
             "answer: formatted",

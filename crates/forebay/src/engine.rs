@@ -1,0 +1,183 @@
+//! The engine that has the logs of the ledgers, where several nodes reach it: `etcd://HOST:PORT[,…][?prefix=…]`.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use base::env::Env;
+use base::{ClusterId, LedgerId};
+use meta::log::{Etcd, EtcdLog, EtcdOptions, EtcdTls, LedgerLog};
+
+/// What all keys of a cluster begin with, unless another prefix was asked for.
+const PREFIX: &str = "forebay/";
+/// The largest number of members that one can be given.
+const ENDPOINTS_MAX: usize = 16;
+
+/// An address of an engine, as `start --log` takes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct EngineAddress {
+    /// `host:port` of the members.
+    members: Vec<String>,
+    /// What all keys begin with; `None`: not chosen.
+    prefix: Option<String>,
+    /// Paths of the authorities' certificates, and of this node's certificate and key, on each node.
+    ca: Option<String>,
+    cert: Option<String>,
+    key: Option<String>,
+}
+
+impl std::str::FromStr for EngineAddress {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let form =
+            "an engine is given as etcd://HOST:PORT,HOST:PORT,…[?prefix=NAME&ca=FILE&cert=FILE&key=FILE]";
+        let rest = text.strip_prefix("etcd://").context(form)?;
+        let (members, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let members: Vec<String> = members.trim_end_matches('/').split(',').map(str::to_owned).collect();
+        if members.len() > ENDPOINTS_MAX {
+            bail!("{} members are too many: give {ENDPOINTS_MAX} at most", members.len());
+        }
+        for member in &members {
+            control::check_address(member).context(form)?;
+        }
+        let mut address = Self { members, prefix: None, ca: None, cert: None, key: None };
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            let (name, value) = pair.split_once('=').context(form)?;
+            let place = match name {
+                "prefix" => &mut address.prefix,
+                "ca" => &mut address.ca,
+                "cert" => &mut address.cert,
+                "key" => &mut address.key,
+                _ => bail!("the address of an engine has no parameter {name:?}; {form}"),
+            };
+            if value.is_empty() {
+                bail!("the parameter {name} is empty; {form}");
+            }
+            *place = Some(value.to_owned());
+        }
+        if address.cert.is_some() != address.key.is_some() {
+            bail!("cert and key belong together; {form}");
+        }
+        if address.cert.is_some() && address.ca.is_none() {
+            bail!("with cert and key goes ca: the authority of the members; {form}");
+        }
+        Ok(address)
+    }
+}
+
+impl std::fmt::Display for EngineAddress {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "etcd://{}", self.members.join(","))?;
+        let named = [("prefix", &self.prefix), ("ca", &self.ca), ("cert", &self.cert), ("key", &self.key)];
+        let named = named.into_iter().filter_map(|(name, value)| Some((name, value.as_ref()?)));
+        for (index, (name, value)) in named.enumerate() {
+            write!(f, "{}{name}={value}", if index == 0 { '?' } else { '&' })?;
+        }
+        Ok(())
+    }
+}
+
+impl EngineAddress {
+    /// The address with a prefix, which is that of the cluster unless another was chosen.
+    pub(crate) fn of_cluster(mut self, cluster: ClusterId) -> Self {
+        self.prefix.get_or_insert_with(|| format!("{PREFIX}{cluster}"));
+        self
+    }
+
+    /// The same logs at other members: what the new address leaves out stays.
+    pub(crate) fn moved_to(&self, mut next: Self) -> Result<Self> {
+        if next.prefix.is_some() && next.prefix != self.prefix {
+            bail!("the logs of this cluster begin with {:?} and stay there", self.prefix);
+        }
+        next.prefix.clone_from(&self.prefix);
+        Ok(next)
+    }
+
+    /// What all keys begin with.
+    pub(crate) fn prefix(&self) -> &str {
+        self.prefix.as_deref().unwrap_or_default()
+    }
+
+    fn options(&self, env: &Env) -> Result<EtcdOptions> {
+        let read =
+            |path: &String| env.files.read(Path::new(path)).with_context(|| format!("cannot read {path}"));
+        let tls = match &self.ca {
+            None => None,
+            Some(ca) => {
+                let identity = self.cert.as_ref().zip(self.key.as_ref());
+                let identity_pem = identity.map(|(cert, key)| anyhow::Ok((read(cert)?, read(key)?)));
+                Some(EtcdTls { ca_pem: read(ca)?, identity_pem: identity_pem.transpose()? })
+            }
+        };
+        let scheme = if tls.is_some() { "https" } else { "http" };
+        let endpoints = self.members.iter().map(|member| format!("{scheme}://{member}")).collect();
+        Ok(EtcdOptions { endpoints, tls, prefix: self.prefix().to_owned() })
+    }
+}
+
+/// An engine that is connected.
+#[derive(Clone)]
+pub(crate) struct Engine {
+    etcd: Etcd,
+    address: EngineAddress,
+}
+
+impl Engine {
+    /// Connects.
+    pub(crate) async fn connect(env: &Env, address: &EngineAddress) -> Result<Self> {
+        let etcd = Etcd::connect(&address.options(env)?, env).await;
+        let etcd = etcd.with_context(|| {
+            format!("the engine with the logs of the cluster cannot be used: {address} (see `etcdctl endpoint status`)")
+        })?;
+        Ok(Self { etcd, address: address.clone() })
+    }
+
+    /// Where it is.
+    pub(crate) fn address(&self) -> &EngineAddress {
+        &self.address
+    }
+
+    /// The log of a ledger.
+    pub(crate) async fn log(&self, ledger: LedgerId) -> Result<Arc<dyn LedgerLog>> {
+        let log = EtcdLog::open(&self.etcd, ledger).await;
+        Ok(Arc::new(log.with_context(|| format!("the log of ledger {ledger} in {}", self.address))?))
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(text: &str, shown: Option<&str>) {
+        let address = text.parse::<EngineAddress>();
+        assert_eq!(address.ok().map(|address| address.to_string()).as_deref(), shown, "{text}");
+    }
+
+    #[test]
+    fn an_address_names_members_and_files_and_nothing_else() {
+        check("etcd://10.0.0.1:2379", Some("etcd://10.0.0.1:2379"));
+        check("etcd://a:1,b:2/?prefix=x", Some("etcd://a:1,b:2?prefix=x"));
+        check("etcd://a:1?ca=/ca&cert=/c&key=/k", Some("etcd://a:1?ca=/ca&cert=/c&key=/k"));
+        check("etcd://", None);
+        check("etcd://a", None);
+        check("http://a:1", None);
+        check("etcd://a:1,", None);
+        check("etcd://a:1?cert=/c", None);
+        check("etcd://a:1?cert=/c&key=/k", None);
+        check("etcd://a:1?prefix=", None);
+        check("etcd://a:1?more=1", None);
+    }
+
+    #[test]
+    fn other_members_have_the_same_logs() {
+        let parse = |text: &str| text.parse::<EngineAddress>().unwrap();
+        let known = parse("etcd://a:1").of_cluster(ClusterId([1; 16]));
+        assert!(known.prefix().starts_with("forebay/"), "{known}");
+        let next = known.moved_to(parse("etcd://b:2")).unwrap();
+        assert_eq!(next.prefix(), known.prefix());
+        assert!(known.moved_to(parse("etcd://b:2?prefix=x")).is_err());
+    }
+}

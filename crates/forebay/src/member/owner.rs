@@ -1,0 +1,189 @@
+//! Which node owns the ledgers: every node knows it, or looks for it, and tells others.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use base::{Epoch, FsError, NodeId};
+use futures_util::future::join_all;
+use tokio::sync::watch;
+use wire::BoxFuture;
+use wire::cluster::{
+    ClusterReply, ClusterRequest, ClusterService, Declined, JoinReply, JoinRequest, JoinService,
+};
+use wire::link::RemoteCluster;
+use wire::view::{NEWS_WAIT_MAX, ViewReply, ViewRequest, ViewService};
+
+use super::Member;
+use crate::identity::OWNER;
+
+/// How long a node may take to say whether it is the owner.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(2);
+
+/// An owner of the ledgers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Owner {
+    pub(super) node: NodeId,
+    /// Each owner has a higher one.
+    pub(super) epoch: Epoch,
+}
+
+/// The newest owner that this node knows.
+pub(super) struct KnownOwner {
+    newest: watch::Sender<Option<Owner>>,
+    node: watch::Sender<Option<NodeId>>,
+}
+
+impl KnownOwner {
+    /// Of a cluster in which it may be any node, or only the first.
+    pub(super) fn new(may_move: bool) -> Self {
+        let known = Self { newest: watch::Sender::new(None), node: watch::Sender::new(None) };
+        if !may_move {
+            known.note(Owner { node: OWNER, epoch: Epoch(1) });
+        }
+        known
+    }
+
+    pub(super) fn now(&self) -> Option<Owner> {
+        *self.newest.borrow()
+    }
+
+    /// As it becomes another one.
+    pub(super) fn newest(&self) -> watch::Receiver<Option<Owner>> {
+        self.newest.subscribe()
+    }
+
+    /// Its number, as it becomes another one.
+    pub(super) fn node(&self) -> watch::Receiver<Option<NodeId>> {
+        self.node.subscribe()
+    }
+
+    /// Takes note of an owner, unless it is an earlier one.
+    pub(super) fn note(&self, owner: Owner) {
+        let is_news = self.newest.send_if_modified(|newest| {
+            let is_news = newest.is_none_or(|newest| owner.epoch > newest.epoch);
+            if is_news {
+                *newest = Some(owner);
+            }
+            is_news
+        });
+        if is_news {
+            tracing::info!(node = %owner.node, epoch = %owner.epoch, "the ledgers have an owner");
+            self.node.send_if_modified(|node| node.replace(owner.node) != Some(owner.node));
+        }
+    }
+}
+
+impl Member {
+    /// Asks the owner of the control ledger, which may be this node.
+    pub(super) async fn ask_owner(&self, request: ClusterRequest) -> Result<ClusterReply> {
+        let owner = self.owner.now().context("no node is known to own the metadata")?;
+        if owner.node == self.network.here() {
+            let role = self.role().context("this node does not own the metadata any more")?;
+            let answers = role.for_others().context("this node is about to stop")?;
+            return Ok(answers.ask(request).await?);
+        }
+        let peer = self.network.fabric.peer(owner.node);
+        let peer = peer.with_context(|| format!("node {} is not in the cluster any more", owner.node))?;
+        Ok(RemoteCluster::new(&peer).ask(request).await?)
+    }
+
+    /// Asks all nodes which one owns the ledgers.
+    pub(super) async fn look_for_owner(&self) {
+        let others = self.nodes().into_iter().filter(|node| node.node != self.network.here());
+        let asks = others.filter_map(|node| {
+            let peer = self.network.fabric.peer(node.node)?;
+            Some(async move {
+                let asked = RemoteCluster::new(&peer).ask(ClusterRequest::IsOwner).await;
+                let ClusterReply::Owner(Some(epoch)) = asked.ok()? else { return None };
+                self.owner.note(Owner { node: node.node, epoch });
+                Some(())
+            })
+        });
+        // Each that answers in time is noted.
+        let _ = tokio::time::timeout(ANSWER_PATIENCE, join_all(asks)).await;
+    }
+
+    /// Tells all nodes that this one owns the ledgers.
+    pub(super) async fn tell_owner(&self, owner: Owner) {
+        self.owner.note(owner);
+        let others = self.nodes().into_iter().filter(|node| node.node != owner.node);
+        let tells =
+            others.filter_map(|node| {
+                let peer = self.network.fabric.peer(node.node)?;
+                let Owner { node, epoch } = owner;
+                Some(async move {
+                    drop(RemoteCluster::new(&peer).ask(ClusterRequest::Owns { node, epoch }).await)
+                })
+            });
+        // The rest ask when they hear nothing of the earlier one.
+        let _ = tokio::time::timeout(ANSWER_PATIENCE, join_all(tells)).await;
+    }
+}
+
+/// What every node answers to other nodes and to processes beside it.
+pub(super) struct ForAll(pub(super) Arc<Member>);
+
+impl ForAll {
+    fn elsewhere(&self) -> Declined {
+        let owner = match self.0.owner.now() {
+            Some(owner) if owner.node != self.0.network.here() => format!("node {} does", owner.node),
+            _ => "no node is known to".to_owned(),
+        };
+        Declined(format!("this node does not own the metadata of the cluster: {owner}"))
+    }
+}
+
+impl ClusterService for ForAll {
+    fn ask(&self, request: ClusterRequest) -> BoxFuture<'_, Result<ClusterReply, Declined>> {
+        Box::pin(async move {
+            if let ClusterRequest::Owns { node, epoch } = request {
+                self.0.owner.note(Owner { node, epoch });
+                return Ok(ClusterReply::Owner(None));
+            }
+            match self.0.role().and_then(|role| role.for_others()) {
+                Some(owner) => owner.ask(request).await,
+                None if request == ClusterRequest::IsOwner => Ok(ClusterReply::Owner(None)),
+                None => Err(self.elsewhere()),
+            }
+        })
+    }
+}
+
+impl JoinService for ForAll {
+    fn join(&self, request: JoinRequest) -> BoxFuture<'_, Result<JoinReply, Declined>> {
+        Box::pin(async move {
+            if let Some(owner) = self.0.role().and_then(|role| role.for_others()) {
+                return owner.join(request).await;
+            }
+            let owner = self.0.owner.now().filter(|owner| owner.node != self.0.network.here());
+            match owner.and_then(|owner| self.0.network.fabric.peer(owner.node)) {
+                Some(peer) => wire::link::join(&peer, &request).await,
+                None => Err(self.elsewhere()),
+            }
+        })
+    }
+}
+
+impl ViewService for ForAll {
+    fn ask(&self, request: ViewRequest) -> BoxFuture<'_, Result<ViewReply, FsError>> {
+        Box::pin(async move {
+            match request {
+                ViewRequest::Filesystem { .. } => {
+                    let views = self.0.offers.borrow().views.clone();
+                    views.ok_or(FsError::Disconnected)?.ask(request).await
+                }
+                ViewRequest::Owner { known, wait_ms } => {
+                    let mut owner = self.0.owner.newest();
+                    let wait = Duration::from_millis(wait_ms.into()).min(NEWS_WAIT_MAX);
+                    let news = owner.wait_for(|owner| owner.is_some_and(|owner| owner.epoch != known));
+                    let news = tokio::time::timeout(wait, news).await;
+                    Ok(match news.ok().and_then(Result::ok).and_then(|owner| *owner) {
+                        Some(owner) => ViewReply::Owner(owner.node, owner.epoch),
+                        None => ViewReply::Same,
+                    })
+                }
+            }
+        })
+    }
+}

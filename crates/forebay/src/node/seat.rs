@@ -1,0 +1,287 @@
+//! The owner of all ledgers on a machine that serves drives, mounts and S3 by itself, and is one of several that may own them.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use base::env::Env;
+use base::{Epoch, LedgerId, Seq};
+use control::{CONTROL_LEDGER, Cluster, Control};
+use meta::history::Evidence;
+use meta::log::StaleCopies;
+use s3::AuditLog;
+use tokio::runtime::Handle;
+use tokio::sync::{Mutex, watch};
+use upkeep::ScrubTargets;
+use wire::BoxFuture;
+use wire::cluster::HostService;
+use wire::link::Services;
+
+use super::clients::Clients;
+use super::drives::{DriveEntry, DriveSettings};
+use super::events::{Watch, next_event};
+use super::filesystems::{FilesystemEntry, NodeParts, OwnerPlace};
+use super::history::Knowledge;
+use super::ledgers::{LedgerFiles, MetaDirs};
+use super::local_drives::LocalDrives;
+use super::local_mounts::{LocalMounts, MountPlace};
+use super::memory::MemoryPlan;
+use super::network::{Network, addresses_of, ready_owner};
+use super::others::{ForOthers, Others};
+use super::reached::ReachedStores;
+use super::settings::Settings;
+use super::start::{CONTROL_CACHE_BYTES, OUT_AFTER, StartOptions, create_cluster, paced, prepare_dir};
+use super::users::open_accounts;
+use super::{Mounts, Node, NodeDir, State};
+use crate::engine::{Engine, EngineAddress};
+use crate::identity::{IdentityFiles, Membership, OWNER};
+use crate::remote::OwnDrives;
+
+/// What the owner of the ledgers uses of its machine.
+pub(crate) struct Seat {
+    pub(crate) network: Arc<Network>,
+    /// Opens the drives of the machine.
+    pub(crate) host: Arc<dyn HostService>,
+    /// Those that are open.
+    pub(crate) drives: Arc<dyn OwnDrives>,
+    /// Where they are.
+    pub(crate) paths: Arc<LocalDrives>,
+    pub(crate) drive_settings: DriveSettings,
+    pub(crate) audit: Arc<AuditLog>,
+    /// The local stores of the ledgers.
+    pub(crate) ledgers: MetaDirs,
+    pub(crate) memory: MemoryPlan,
+    pub(crate) out_after: Option<Duration>,
+    /// What the owner serves. The machine offers it to others, beside its own services.
+    pub(crate) offers: watch::Sender<Services>,
+    /// Waits until the last owner of a ledger is gone for certain, and ends the standby of this machine.
+    pub(crate) vacated: Box<dyn Fn(LedgerId) -> BoxFuture<'static, Result<()>> + Send + Sync>,
+}
+
+impl Node {
+    /// Takes all ledgers, if the last owner of the control ledger is the one with this epoch. After an error nothing is owned.
+    pub(crate) async fn take(env: Env, dir: NodeDir, seat: Seat, after: Epoch) -> Result<Arc<Self>> {
+        let ledgers = seat.ledgers.clone();
+        let files =
+            tokio::task::spawn_blocking(move || ledgers.open(CONTROL_LEDGER, CONTROL_CACHE_BYTES)).await??;
+        let control = Control::open(&env, files.log.clone(), files.state.clone(), Some(after)).await?;
+        let control = Arc::new(control);
+        let node = match Self::own((env, dir), seat, (control.clone(), files)).await {
+            Ok(node) => node,
+            Err(error) => {
+                control.resign().await;
+                return Err(error);
+            }
+        };
+        if let Err(error) = node.serve().await {
+            let _ = node.stop(Mounts::Keep).await;
+            return Err(error);
+        }
+        Ok(node)
+    }
+
+    /// Opens the ledgers of the filesystems.
+    async fn own(
+        (env, dir): (Env, NodeDir),
+        seat: Seat,
+        (control, control_files): (Arc<Control>, LedgerFiles),
+    ) -> Result<Arc<Self>> {
+        control.begin(&env, &Evidence::default()).await?;
+        let cluster = Cluster::of(&control.view()?)?;
+        let others = Others::of_machine(&env, &dir, &control, &seat)?;
+        let (accounts, map) = (open_accounts(&env, &dir, &control).await?, cluster.map());
+        let drives: BTreeMap<_, _> = cluster
+            .drives
+            .iter()
+            .map(|(id, record)| (*id, DriveEntry::closed(record.clone(), seat.paths.path_of(record.uuid))))
+            .collect();
+        let (runtime, pace) = (Handle::current(), paced(&env, cluster.record.upkeep));
+        let (budget, stores) = (seat.memory.budget_bytes, seat.ledgers.stores());
+        let memory = MemoryPlan::new(budget, drives.len(), cluster.filesystems.len(), stores);
+        let parts = NodeParts {
+            env: &env,
+            dir: &dir,
+            cluster: cluster.record.id,
+            meta_dirs: &seat.ledgers,
+            runtime: &runtime,
+            pace: &pace,
+            map: &map,
+            drives: &drives,
+            // Each drive is asked before it is used.
+            knowledge: &Knowledge::none(),
+            memory: &memory,
+            nodes: cluster.nodes.len(),
+            place: OwnerPlace { here: seat.network.here(), is_all: false },
+        };
+        let mut filesystems = BTreeMap::new();
+        for record in cluster.filesystems.values().cloned() {
+            let name = record.name.clone();
+            let opened = async {
+                (seat.vacated)(record.ledger).await?;
+                FilesystemEntry::open(&parts, record).await
+            };
+            match opened.await {
+                Ok(entry) => drop(filesystems.insert(name, entry)),
+                Err(error) => {
+                    for (_, entry) in filesystems {
+                        let _ = entry.stop(Mounts::Keep).await;
+                    }
+                    return Err(error.context(format!("opening filesystem {name}")));
+                }
+            }
+        }
+        let (id, meta_dirs) = (cluster.record.id, seat.ledgers.clone());
+        let state =
+            State { drives, filesystems, cluster, taken: Seq(0), map, watch: Watch::default(), meta_dirs };
+        let next_event = Mutex::new(next_event(&control)?);
+        Ok(Arc::new(Self {
+            started_ns: env.clock.boot_ns(),
+            accounts,
+            local_drives: seat.paths.clone(),
+            others,
+            local_mounts: LocalMounts::load(&env, &dir, Vec::new())?,
+            drives_lock: Mutex::new(()),
+            users_lock: Mutex::default(),
+            stores_lock: Mutex::default(),
+            reached: ReachedStores::default(),
+            next_event,
+            audit: seat.audit.clone(),
+            clients: Clients::new(&env),
+            env,
+            dir,
+            cluster: id,
+            control,
+            control_files,
+            runtime,
+            drive_settings: seat.drive_settings,
+            memory,
+            state: Mutex::new(state),
+            pace,
+            scrubber: std::sync::Mutex::new(None),
+            scrub_targets: watch::Sender::new(ScrubTargets::default()),
+            out_after: seat.out_after.unwrap_or(OUT_AFTER),
+            accepts_older: false,
+            monitor: std::sync::Mutex::new(None),
+            fsck: std::sync::Mutex::default(),
+            stop_serving: watch::Sender::new(false),
+            serving: std::sync::Mutex::default(),
+            last_status: std::sync::Mutex::default(),
+            s3: std::sync::Mutex::default(),
+            note: None,
+            seat: Some(seat),
+            _lock: None,
+        }))
+    }
+
+    /// Serves clients, and begins the work that an owner does.
+    async fn serve(self: &Arc<Self>) -> Result<()> {
+        self.take_over().await?;
+        self.others.answer_with(ForOthers::new(self));
+        self.publish(&mut *self.state.lock().await);
+        self.start_tiers().await?;
+        self.recall_events().await?;
+        {
+            let state = self.state.lock().await;
+            self.recheck(&state, &state.cluster.behind());
+        }
+        self.start_scrub().await;
+        let monitor = super::monitor::run(Arc::downgrade(self), self.stop_serving.subscribe());
+        *self.monitor.lock().expect("no holder of this lock panics") = Some(self.runtime.spawn(monitor));
+        Ok(())
+    }
+
+    /// The epoch with which this node owns the control ledger.
+    pub(crate) fn epoch(&self) -> Epoch {
+        self.control.epoch()
+    }
+
+    /// Gives signs of life until another node has taken a ledger, or the log of one is broken.
+    pub(crate) async fn keep(&self) {
+        let look = async {
+            loop {
+                tokio::time::sleep(Duration::from_millis(500)).await;
+                let state = self.state.lock().await;
+                if state.filesystems.values().any(|entry| entry.owner.stat().halted) {
+                    return;
+                }
+            }
+        };
+        tokio::select! {
+            () = self.control.keep() => {}
+            () = look => {}
+        }
+    }
+
+    /// What answers for this node.
+    pub(crate) fn for_others(&self) -> Option<Arc<ForOthers>> {
+        self.others.answering()
+    }
+}
+
+/// Makes a cluster whose logs are in an engine. This machine becomes its first node; it is started like any other then. Returns what
+/// to tell about the drives.
+pub(crate) async fn found(env: &Env, dir: &NodeDir, options: &StartOptions) -> Result<Option<String>> {
+    let address = options.log.clone().context("there is no engine")?;
+    let listen = options.listen.context(
+        "a cluster with its logs in an engine needs an address at which others reach this machine: --address ADDRESS",
+    )?;
+    let _lock = prepare_dir(env, dir)?;
+    let mut settings = Settings::default();
+    settings.listen_at(Some(listen), &options.advertise)?;
+    let record = Control::new_cluster(env);
+    let address = address.of_cluster(record.id);
+    let engine = Engine::connect(env, &address).await?;
+    let log = engine.log(CONTROL_LEDGER).await?;
+    if log.fence().await?.epoch != Epoch(0) {
+        bail!(
+            "another cluster has its logs there: prefix={}; choose another one (?prefix=NAME), or join that cluster \
+             (forebay join)",
+            address.prefix()
+        );
+    }
+    let ledgers = MetaDirs::load(env, dir, &options.meta_dirs, StaleCopies::Refuse)?;
+    if ledgers.is_created() {
+        bail!("the ledgers in {} are in files, and cannot move to an engine yet", dir.root().display());
+    }
+    let mut ledgers = ledgers.with_engine(engine, &Handle::current());
+    let opening = ledgers.clone();
+    let files =
+        tokio::task::spawn_blocking(move || opening.open(CONTROL_LEDGER, CONTROL_CACHE_BYTES)).await??;
+    let control = Control::open(env, files.log.clone(), files.state.clone(), Some(Epoch(0))).await?;
+    control.begin(env, &Evidence::default()).await?;
+    let (drives, mounts) =
+        (LocalDrives::load(env, dir, Vec::new())?, LocalMounts::load(env, dir, Vec::new())?);
+    let note = create_cluster(env, dir, &control, record, (&drives, &mounts), options).await?;
+    ready_owner(env, dir, &control, &settings).await?;
+    open_accounts(env, dir, &control).await?;
+    let cluster = Cluster::of(&control.view()?)?;
+    if !options.no_mount
+        && let Some(first) = cluster.filesystems.keys().next()
+    {
+        let path = options.mount.clone().unwrap_or_else(|| dir.default_mount());
+        let path: PathBuf = std::path::absolute(path)?;
+        let options = options.mount_options.clone().unwrap_or_default();
+        mounts.set(*first, MountPlace { path: Some(path.to_string_lossy().into_owned()), options })?;
+    }
+    ledgers.set_created()?;
+    // This file makes it a node.
+    IdentityFiles::new(env, dir).keep_membership(&Membership {
+        cluster: cluster.record.id,
+        node: OWNER,
+        listen,
+        addresses: settings.advertised(),
+        nodes: addresses_of(&cluster),
+        log: Some(address.to_string()),
+    })?;
+    control.resign().await;
+    Ok(note)
+}
+
+/// The engine of a cluster, by the place of this node in it.
+pub(crate) async fn engine_of(env: &Env, membership: &Membership) -> Result<Option<Engine>> {
+    let Some(log) = &membership.log else { return Ok(None) };
+    let address: EngineAddress = log.parse()?;
+    Engine::connect(env, &address).await.map(Some)
+}

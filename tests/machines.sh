@@ -1,0 +1,86 @@
+# Machines of a test, each a network namespace with an address of its own: source it after lib.sh.
+# Seconds of work in each check that disturbs it.
+LOAD_S=${FOREBAY_CLUSTER_LOAD_S:-$([ "$LONG" = 1 ] && echo 120 || echo 6)}
+# Namespaces have a name for the whole machine.
+PREFIX=fb$$
+NODES=(1 2 3 4)
+
+trap 'machines_end; cleanup' EXIT
+
+machines_end() {
+    local node
+    [ "$BASHPID" = $$ ] || return
+    for node in "${NODES[@]}"; do ip netns pids "$PREFIX-$node" 2>/dev/null | xargs -r kill -KILL 2>/dev/null; done
+    for node in "${NODES[@]}"; do ip netns del "$PREFIX-$node" 2>/dev/null; done
+    ip netns del "$PREFIX-switch" 2>/dev/null
+}
+
+# The addresses are those of documentation (RFC 5737), which no network has.
+address() { echo "192.0.2.$1"; }
+
+machines_begin() {
+    local node
+    ip netns add "$PREFIX-switch"
+    ip -n "$PREFIX-switch" link add switch type bridge
+    ip -n "$PREFIX-switch" link set switch up
+    for node in "${NODES[@]}"; do
+        ip netns add "$PREFIX-$node"
+        ip -n "$PREFIX-switch" link add "port$node" type veth peer name eth0 netns "$PREFIX-$node"
+        ip -n "$PREFIX-switch" link set "port$node" master switch up
+        ip -n "$PREFIX-$node" addr add "$(address "$node")/24" dev eth0
+        ip -n "$PREFIX-$node" link set eth0 up
+        ip -n "$PREFIX-$node" link set lo up
+    done
+}
+
+# on NODE COMMAND…: runs a command at a machine. Only its network is another one: all see the same files and mounts.
+on() { nsenter --net="/run/netns/$PREFIX-$1" "${@:2}"; }
+link() { ip -n "$PREFIX-switch" link set "port$1" "$2"; }
+
+# A machine dies: first its network is gone, then all its processes.
+machine_kill() {
+    link "$1" down
+    ip netns pids "$PREFIX-$1" | xargs -r kill -KILL
+    wait_until 30 machine_is_dead "$1"
+    # What it had mounted is gone with it.
+    umount -l "$WORK/$1/mnt" 2>/dev/null || true
+    link "$1" up
+}
+machine_is_dead() { [ -z "$(ip netns pids "$PREFIX-$1")" ]; }
+
+member_start() { on "$1" timeout 120 "$FOREBAY" start "$WORK/$1" "${@:2}" </dev/null; }
+member_kill() { node_kill "$1"; }
+member_pid() { node_pid "$1"; }
+status() { on "$1" timeout 30 "$FOREBAY" status "$WORK/$1" --json; }
+healthy() { status "$1" | jq -e '.state == "healthy" and all(.filesystems[]; .owed_shards == 0) and all(.drives[]; .state == "up" or .state == "suspect")' >/dev/null; }
+mounted() { mountpoint -q "$WORK/$1/mnt"; }
+
+# s3 NODE put|get BUCKET KEY FILE: at the endpoint of a node, with the credentials in CREDENTIALS.
+s3() {
+    AWS_SHARED_CREDENTIALS_FILE=${CREDENTIALS:-$WORK/1/admin-credentials} \
+        on "$1" "$PYTHON" - "$(status "$1" | jq -r .s3)" "${@:2}" <<'PY'
+import sys, boto3, botocore
+url, what, bucket, key, path = sys.argv[1:]
+config = botocore.config.Config(s3={"addressing_style": "path"}, retries={"max_attempts": 1})
+s3 = boto3.client("s3", endpoint_url=url, region_name="us-east-1", config=config)
+s3.upload_file(path, bucket, key) if what == "put" else s3.download_file(bucket, key, path)
+PY
+}
+s3_served() { [ "$(status "$1" | jq -r .s3)" != null ]; }
+
+PYTHON=$HOME/.cache/forebay/venv/bin/python
+
+# under NODE PROGRAM…: works on the mounts of nodes while PROGRAM disturbs them. The work must never fail.
+under() {
+    local node=$1 load disturber worked=0
+    shift
+    python3 "$ROOT/tests/posix/outlive.py" "$WORK/$node/mnt/load-$RANDOM" "$LOAD_S" "$SEED$RANDOM" &
+    load=$!
+    sleep 1
+    # In a shell of its own: `||` would let all but its last command fail.
+    (set -e; "$@") &
+    disturber=$!
+    wait "$disturber" || worked=1
+    wait "$load" || worked=1
+    return "$worked"
+}

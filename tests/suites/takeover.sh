@@ -1,0 +1,181 @@
+#!/usr/bin/env bash
+# Three machines whose metadata is in an etcd of three members, one on each: any of them may be lost, the owner of the metadata among
+# them. No program sees an error, and nothing that was acknowledged is lost.
+LIMIT_S=$([ "${FOREBAY_TEST_LONG:-0}" = 1 ] && echo 3600 || echo 400)
+source "$(dirname "$0")/../lib.sh"
+[ "$PLAIN" = 1 ] && exit 0
+source "$(dirname "$0")/../machines.sh"
+NODES=(1 2 3)
+# The machine with the owner dies so often.
+ROUNDS=$([ "$LONG" = 1 ] && echo 20 || echo 1)
+
+# --- etcd ----------------------------------------------------------------------------------------------------------
+
+etcd_start() {
+    local node=$1 all
+    all="m1=http://$(address 1):2380,m2=http://$(address 2):2380,m3=http://$(address 3):2380"
+    setsid nsenter --net="/run/netns/$PREFIX-$node" etcd --name "m$node" --data-dir "$WORK/etcd$node" --initial-cluster "$all" --initial-cluster-state new \
+        --listen-client-urls "http://$(address "$node"):2379" --advertise-client-urls "http://$(address "$node"):2379" \
+        --listen-peer-urls "http://$(address "$node"):2380" --initial-advertise-peer-urls "http://$(address "$node"):2380" \
+        --logger zap --log-outputs "$WORK/etcd$node.log" </dev/null >/dev/null 2>&1 &
+}
+etcd_answers() { on 1 timeout 3 curl -sf "http://$(address "$1"):2379/health" | grep -q true; }
+ENGINE="etcd://$(address 1):2379,$(address 2):2379,$(address 3):2379"
+
+# The number of the machine with the owner of the metadata, asked at another one: nodes count from 0.
+owner() { on "$1" timeout 30 "$FOREBAY" node list "$WORK/$1" --json | jq -e '[.[] | select(.owner)][0].id + 1'; }
+owner_is_not() { [ "$(owner "$1")" != "$2" ]; }
+# Some machine but these.
+another() { printf '%s\n' "${NODES[@]}" | grep -vx -f <(printf '%s\n' "$@") | head -1; }
+
+# --- checks --------------------------------------------------------------------------------------------------------
+
+bad_engines() {
+    expect_fail "etcd://HOST:PORT" on 1 "$FOREBAY" start "$WORK/x" --log http://a:1 --address "$(address 1)"
+    expect_fail "no parameter" on 1 "$FOREBAY" start "$WORK/x" --log "$ENGINE?prefi=x" --address "$(address 1)"
+    expect_fail "needs an address" on 1 "$FOREBAY" start "$WORK/x" --log "$ENGINE"
+    expect_fail "cannot be used" on 1 timeout 60 "$FOREBAY" start "$WORK/x" --log "etcd://$(address 1):9" --address "$(address 1)"
+    not test -e "$WORK/x/identity/membership.json"
+    rm -rf "$WORK/x"
+}
+
+begin() {
+    local node token
+    for node in 1 2 3; do wait_until 30 etcd_answers "$node"; done
+    for node in 1 2 3; do echo "$WORK/$node" >>"$WORK/.nodes"; done
+    on 1 timeout 120 "$FOREBAY" start "$WORK/1" --log "$ENGINE?prefix=test" --drives 2 --drive-size 512MiB --profile r2 \
+        --memory "$MEMORY" --address "$(address 1)" </dev/null
+    mounted 1
+    expect_fail "another cluster" on 2 "$FOREBAY" start "$WORK/x" --log "$ENGINE?prefix=test" --address "$(address 2)"
+    rm -rf "$WORK/x"
+    token=$(on 1 "$FOREBAY" token create "$WORK/1" --uses 2)
+    for node in 2 3; do
+        on "$node" timeout 120 "$FOREBAY" join "$token" "$WORK/$node" --drives 2 --drive-size 512MiB --name "n$node" </dev/null
+        on "$node" "$FOREBAY" mount "$WORK/$node" "$WORK/$node/mnt"
+    done
+    on 2 "$FOREBAY" fs set "$WORK/2" main --profile 4+2
+    stage_tree 200 "$WORK/tree"
+    cp -a "$WORK/tree" "$WORK/2/mnt/tree"
+    sync_files "$WORK/2/mnt/tree"
+    wait_until 60 healthy 3
+    for node in 1 2 3; do same_tree "$WORK/tree" "$WORK/$node/mnt/tree"; done
+}
+
+# beside NODE PROGRAM…: two programs work at a machine while PROGRAM disturbs them; one says how long it had to wait.
+beside() {
+    local node=$1 creates worked=0
+    python3 "$ROOT/tests/posix/creates.py" "$WORK/$node/mnt/creates-$RANDOM" "$((LOAD_S + 4))" >"$WORK/creates" &
+    creates=$!
+    under "$@" || worked=1
+    wait "$creates" || worked=1
+    cat "$WORK/creates"
+    return "$worked"
+}
+
+# The owner's machine dies, and with it a member of etcd.
+owner_machine_dies() {
+    local round here other
+    for ((round = 0; round < ROUNDS; round++)); do
+        here=$(owner 2) || here=$(owner 3)
+        other=$(another "$here")
+        beside "$other" machine_kill "$here"
+        owner_is_not "$other" "$here"
+        etcd_start "$here"
+        machine_returns "$here"
+        same_tree "$WORK/tree" "$WORK/$here/mnt/tree"
+    done
+}
+machine_returns() {
+    wait_until 30 etcd_answers "$1"
+    member_start "$1"
+    wait_until 30 mounted "$1"
+    wait_until 90 healthy "$1"
+}
+
+# The owner's process dies beside its mount, which goes on with the next owner.
+owner_process_dies() {
+    local here other
+    here=$(owner 1)
+    other=$(another "$here")
+    beside "$here" kill -KILL "$(member_pid "$here")"
+    owner_is_not "$other" "$here"
+    member_start "$here"
+    wait_until 90 healthy "$here"
+}
+
+# An owner that slept is no owner any more, and knows it at once.
+owner_sleeps() {
+    local here other
+    here=$(owner 1)
+    other=$(another "$here")
+    beside "$other" sleep_for "$here" 6
+    owner_is_not "$other" "$here"
+    grep -q "begins anew" "$WORK/$here/log/forebay.log"
+    wait_until 90 healthy "$here"
+    same_tree "$WORK/tree" "$WORK/$here/mnt/tree"
+}
+sleep_for() {
+    local pid
+    pid=$(member_pid "$1")
+    kill -STOP "$pid"
+    sleep "$2"
+    kill -CONT "$pid"
+}
+
+# An owner that stops in order hands over.
+owner_stops() {
+    local here other
+    here=$(owner 1)
+    other=$(another "$here")
+    beside "$other" on "$here" timeout 120 "$FOREBAY" stop "$WORK/$here" </dev/null
+    owner_is_not "$other" "$here"
+    member_start "$here"
+    wait_until 90 healthy "$here"
+}
+
+# Without a majority of etcd everything waits, and goes on when there is one again.
+no_quorum() {
+    local here
+    here=$(owner 1)
+    under "$here" engine_away
+    wait_until 90 healthy "$here"
+}
+engine_away() {
+    pkill -STOP -f "data-dir $WORK/etcd[12] "
+    sleep 4
+    pkill -CONT -f "data-dir $WORK/etcd[12] "
+}
+
+# All processes die at once. In any order they find their way.
+all_at_once() {
+    local node
+    for node in 1 2 3; do kill -KILL "$(member_pid "$node")"; done
+    for node in 3 1 2; do member_start "$node"; done
+    wait_until 90 healthy 2
+    for node in 1 2 3; do same_tree "$WORK/tree" "$WORK/$node/mnt/tree"; done
+}
+
+whole() {
+    local node
+    wait_until 90 healthy 1
+    on 1 timeout 200 "$FOREBAY" fsck "$WORK/1" </dev/null
+    for node in 3 2 1; do on "$node" timeout 120 "$FOREBAY" stop "$WORK/$node" </dev/null; done
+    not mounted 2
+    for node in 2 3; do member_start "$node"; done
+    wait_until 30 mounted 2
+    same_tree "$WORK/tree" "$WORK/2/mnt/tree"
+    member_start 1
+    wait_until 90 healthy 1
+}
+
+machines_begin
+for node in 1 2 3; do etcd_start "$node"; done
+check "engines that do not work are refused, and say why" bad_engines
+check "three machines, their metadata in etcd" begin || exit 1
+check "the owner's machine dies, a member of etcd with it" owner_machine_dies
+check "the owner's process dies beside its mount" owner_process_dies
+check "an owner that slept begins anew" owner_sleeps
+check "an owner that stops hands over" owner_stops
+check "etcd without a majority: everything waits" no_quorum
+check "all are killed at once" all_at_once
+check "all is whole, and starts again as it was" whole
