@@ -127,7 +127,7 @@ impl Asker {
 }
 
 /// Parts of the node that all filesystems share.
-pub(super) struct NodeParts<'a> {
+pub(super) struct FilesystemParts<'a> {
     pub(super) env: &'a Env,
     pub(super) dir: &'a NodeDir,
     pub(super) cluster: ClusterId,
@@ -198,7 +198,7 @@ fn fill(view: &mut FilesystemView, record: &FilesystemRecord, topology: &Topolog
 
 /// A view with a number that clients of an earlier process do not have.
 fn first_view(
-    NodeParts { env, cluster, place, .. }: &NodeParts<'_>,
+    FilesystemParts { env, cluster, place, .. }: &FilesystemParts<'_>,
     record: &FilesystemRecord,
     topology: &Topology,
 ) -> FilesystemView {
@@ -226,11 +226,11 @@ fn first_view(
 
 /// Opens a ledger. Sessions of an earlier run end, except those of clients in other processes, if there may be some.
 async fn open_owner(
-    parts: &NodeParts<'_>,
+    parts: &FilesystemParts<'_>,
     ledger: LedgerId,
     has_others: bool,
 ) -> Result<(LedgerFiles, Arc<Owner>)> {
-    let NodeParts { env, meta_dirs, knowledge, memory, .. } = *parts;
+    let FilesystemParts { env, meta_dirs, knowledge, memory, .. } = *parts;
     let (owner_env, meta_dirs, evidence) = (env.clone(), meta_dirs.clone(), knowledge.of(ledger));
     let (cache_bytes, unstored_bytes_max) = (memory.store_cache_bytes, memory.unstored_bytes);
     let earlier_sessions = if has_others { EarlierSessions::ResumeElsewhere } else { EarlierSessions::End };
@@ -257,8 +257,8 @@ async fn open_owner(
 
 impl FilesystemEntry {
     /// Opens the ledger and starts a client and background work on it.
-    pub(super) async fn open(parts: &NodeParts<'_>, record: FilesystemRecord) -> Result<Self> {
-        let NodeParts { env, dir, cluster, runtime, pace, map, drives, memory, place, .. } = *parts;
+    pub(super) async fn open(parts: &FilesystemParts<'_>, record: FilesystemRecord) -> Result<Self> {
+        let FilesystemParts { env, dir, cluster, runtime, pace, map, drives, memory, place, .. } = *parts;
         let process = MountProcess::find(env, dir, record.id).filter(|_| place.is_all);
         let has_others = process.is_some() || parts.nodes > 1 || !place.is_all;
         let (files, owner) = open_owner(parts, record.ledger, has_others).await?;

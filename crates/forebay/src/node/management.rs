@@ -20,7 +20,7 @@ use wire::BoxFuture;
 use wire::event::Event;
 
 use super::events::Watch;
-use super::filesystems::{FilesystemEntry, NodeParts};
+use super::filesystems::{FilesystemEntry, FilesystemParts};
 use super::history::Knowledge;
 use super::limits::{check_limits, limit};
 use super::memory::resident_bytes;
@@ -218,7 +218,7 @@ impl Node {
             (map.clone(), drives.clone(), meta_dirs.clone(), cluster.nodes.len())
         };
         let knowledge = Knowledge::gather(&drives, false).await;
-        let parts = NodeParts {
+        let parts = FilesystemParts {
             env: &self.env,
             dir: &self.dir,
             cluster: self.cluster,

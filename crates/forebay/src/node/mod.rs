@@ -55,11 +55,13 @@ use tokio::task::JoinHandle;
 use upkeep::{Pace, ScrubTargets, Scrubber};
 use wire::meta::MetaService;
 
-use events::Watch;
+use events::{Watch, next_event};
 use filesystems::{FilesystemEntry, OwnerPlace};
 use history::{note_drives, readable, services, tell_drives};
 use ledgers::LedgerFiles;
 use others::Others;
+use reached::ReachedStores;
+use start::OUT_AFTER;
 
 pub(crate) use clients::{CLIENTS_SOCKET, Clients};
 pub(crate) use drives::{DriveEntry, DriveMaker, DriveSettings};
@@ -161,7 +163,71 @@ struct State {
     meta_dirs: MetaDirs,
 }
 
+/// What the start of a node has opened.
+struct NodeParts {
+    env: Env,
+    dir: NodeDir,
+    cluster: ClusterId,
+    control: Arc<Control>,
+    control_files: LedgerFiles,
+    accounts: Arc<Accounts>,
+    local_drives: Arc<LocalDrives>,
+    others: Others,
+    seat: Option<Seat>,
+    local_mounts: LocalMounts,
+    audit: Arc<AuditLog>,
+    drive_settings: DriveSettings,
+    memory: MemoryPlan,
+    state: State,
+    pace: Arc<Pace>,
+    accepts_older: bool,
+    out_after: Option<Duration>,
+    note: Option<String>,
+    lock: Option<Arc<dyn File>>,
+}
+
 impl Node {
+    /// A node of these parts. It serves nothing yet.
+    fn assemble(parts: NodeParts) -> Result<Arc<Self>> {
+        Ok(Arc::new(Self {
+            cluster: parts.cluster,
+            next_event: Mutex::new(next_event(&parts.control)?),
+            control: parts.control,
+            control_files: parts.control_files,
+            accounts: parts.accounts,
+            local_drives: parts.local_drives,
+            others: parts.others,
+            seat: parts.seat,
+            local_mounts: parts.local_mounts,
+            drives_lock: Mutex::new(()),
+            users_lock: Mutex::default(),
+            stores_lock: Mutex::default(),
+            reached: ReachedStores::default(),
+            audit: parts.audit,
+            clients: Clients::new(&parts.env),
+            runtime: Handle::current(),
+            drive_settings: parts.drive_settings,
+            memory: parts.memory,
+            started_ns: parts.env.clock.boot_ns(),
+            env: parts.env,
+            dir: parts.dir,
+            state: Mutex::new(parts.state),
+            pace: parts.pace,
+            scrubber: std::sync::Mutex::new(None),
+            scrub_targets: watch::Sender::new(ScrubTargets::default()),
+            accepts_older: parts.accepts_older,
+            out_after: parts.out_after.unwrap_or(OUT_AFTER),
+            monitor: std::sync::Mutex::new(None),
+            fsck: std::sync::Mutex::default(),
+            stop_serving: watch::Sender::new(false),
+            serving: std::sync::Mutex::default(),
+            last_status: std::sync::Mutex::default(),
+            s3: std::sync::Mutex::default(),
+            note: parts.note,
+            _lock: parts.lock,
+        }))
+    }
+
     /// What to tell about the drives that this start made, in one line.
     pub(crate) fn note(&self) -> Option<&str> {
         self.note.as_deref()

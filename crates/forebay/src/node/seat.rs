@@ -13,16 +13,14 @@ use meta::history::Evidence;
 use meta::log::StaleCopies;
 use s3::AuditLog;
 use tokio::runtime::Handle;
-use tokio::sync::{Mutex, watch};
-use upkeep::ScrubTargets;
+use tokio::sync::watch;
 use wire::BoxFuture;
 use wire::cluster::HostService;
 use wire::link::Services;
 
-use super::clients::Clients;
 use super::drives::{DriveEntry, DriveSettings};
-use super::events::{Watch, next_event};
-use super::filesystems::{FilesystemEntry, NodeParts, OwnerPlace};
+use super::events::Watch;
+use super::filesystems::{FilesystemEntry, FilesystemParts, OwnerPlace};
 use super::history::Knowledge;
 use super::ledgers::{LedgerFiles, MetaDirs};
 use super::local_drives::LocalDrives;
@@ -30,11 +28,10 @@ use super::local_mounts::{LocalMounts, MountPlace};
 use super::memory::MemoryPlan;
 use super::network::{Network, addresses_of, ready_owner};
 use super::others::{ForOthers, Others};
-use super::reached::ReachedStores;
 use super::settings::Settings;
-use super::start::{CONTROL_CACHE_BYTES, OUT_AFTER, StartOptions, create_cluster, paced, prepare_dir};
+use super::start::{CONTROL_CACHE_BYTES, StartOptions, create_cluster, paced, prepare_dir};
 use super::users::open_accounts;
-use super::{Mounts, Node, NodeDir, State};
+use super::{Mounts, Node, NodeDir, NodeParts, State};
 use crate::engine::{Engine, EngineAddress};
 use crate::identity::{IdentityFiles, Membership, OWNER};
 use crate::remote::OwnDrives;
@@ -100,7 +97,7 @@ impl Node {
         let (runtime, pace) = (Handle::current(), paced(&env, cluster.record.upkeep));
         let (budget, stores) = (seat.memory.budget_bytes, seat.ledgers.stores());
         let memory = MemoryPlan::new(budget, drives.len(), cluster.filesystems.len(), stores);
-        let parts = NodeParts {
+        let parts = FilesystemParts {
             env: &env,
             dir: &dir,
             cluster: cluster.record.id,
@@ -115,64 +112,29 @@ impl Node {
             nodes: cluster.nodes.len(),
             place: OwnerPlace { here: seat.network.here(), is_all: false },
         };
-        let mut filesystems = BTreeMap::new();
-        for record in cluster.filesystems.values().cloned() {
-            let name = record.name.clone();
-            let opened = async {
-                (seat.vacated)(record.ledger).await?;
-                FilesystemEntry::open(&parts, record).await
-            };
-            match opened.await {
-                Ok(entry) => drop(filesystems.insert(name, entry)),
-                Err(error) => {
-                    for (_, entry) in filesystems {
-                        let _ = entry.stop(Mounts::Keep).await;
-                    }
-                    return Err(error.context(format!("opening filesystem {name}")));
-                }
-            }
-        }
-        let (id, meta_dirs) = (cluster.record.id, seat.ledgers.clone());
-        let state =
-            State { drives, filesystems, cluster, taken: Seq(0), map, watch: Watch::default(), meta_dirs };
-        let next_event = Mutex::new(next_event(&control)?);
-        Ok(Arc::new(Self {
-            started_ns: env.clock.boot_ns(),
-            accounts,
-            local_drives: seat.paths.clone(),
-            others,
+        let filesystems = take_filesystems(&parts, &seat, &cluster).await?;
+        let (id, watch, meta_dirs) = (cluster.record.id, Watch::default(), seat.ledgers.clone());
+        Self::assemble(NodeParts {
             local_mounts: LocalMounts::load(&env, &dir, Vec::new())?,
-            drives_lock: Mutex::new(()),
-            users_lock: Mutex::default(),
-            stores_lock: Mutex::default(),
-            reached: ReachedStores::default(),
-            next_event,
-            audit: seat.audit.clone(),
-            clients: Clients::new(&env),
             env,
             dir,
             cluster: id,
             control,
             control_files,
-            runtime,
+            accounts,
+            local_drives: seat.paths.clone(),
+            others,
+            audit: seat.audit.clone(),
             drive_settings: seat.drive_settings,
             memory,
-            state: Mutex::new(state),
+            state: State { drives, filesystems, cluster, taken: Seq(0), map, watch, meta_dirs },
             pace,
-            scrubber: std::sync::Mutex::new(None),
-            scrub_targets: watch::Sender::new(ScrubTargets::default()),
-            out_after: seat.out_after.unwrap_or(OUT_AFTER),
             accepts_older: false,
-            monitor: std::sync::Mutex::new(None),
-            fsck: std::sync::Mutex::default(),
-            stop_serving: watch::Sender::new(false),
-            serving: std::sync::Mutex::default(),
-            last_status: std::sync::Mutex::default(),
-            s3: std::sync::Mutex::default(),
-            note: None,
+            out_after: seat.out_after,
             seat: Some(seat),
-            _lock: None,
-        }))
+            note: None,
+            lock: None,
+        })
     }
 
     /// Serves clients, and begins the work that an owner does.
@@ -218,6 +180,32 @@ impl Node {
     pub(crate) fn for_others(&self) -> Option<Arc<ForOthers>> {
         self.others.answering()
     }
+}
+
+/// Takes the ledgers of all filesystems. After an error, none.
+async fn take_filesystems(
+    parts: &FilesystemParts<'_>,
+    seat: &Seat,
+    cluster: &Cluster,
+) -> Result<BTreeMap<String, FilesystemEntry>> {
+    let mut filesystems = BTreeMap::new();
+    for record in cluster.filesystems.values().cloned() {
+        let name = record.name.clone();
+        let opened = async {
+            (seat.vacated)(record.ledger).await?;
+            FilesystemEntry::open(parts, record).await
+        };
+        match opened.await {
+            Ok(entry) => drop(filesystems.insert(name, entry)),
+            Err(error) => {
+                for (_, entry) in filesystems {
+                    let _ = entry.stop(Mounts::Keep).await;
+                }
+                return Err(error.context(format!("opening filesystem {name}")));
+            }
+        }
+    }
+    Ok(filesystems)
 }
 
 /// Makes a cluster whose logs are in an engine. This machine becomes its first node; it is started like any other then. Returns what

@@ -20,13 +20,11 @@ use meta::log::StaleCopies;
 use posix::fuse::UnmountMode;
 use s3::AuditLog;
 use tokio::runtime::Handle;
-use tokio::sync::{Mutex, watch};
-use upkeep::{Pace, ScrubTargets};
+use upkeep::Pace;
 
-use super::clients::Clients;
 use super::drives::{DriveEntry, DriveSettings, format_drives, plan_drives};
-use super::events::{Watch, next_event};
-use super::filesystems::{FilesystemEntry, NodeParts, OwnerPlace};
+use super::events::Watch;
+use super::filesystems::{FilesystemEntry, FilesystemParts, OwnerPlace};
 use super::history::{Knowledge, note_drives, services};
 use super::ledgers::{LedgerFiles, MetaDirs};
 use super::local_drives::LocalDrives;
@@ -35,10 +33,9 @@ use super::management::{apply_upkeep, no_filesystem};
 use super::memory::{self, MemoryPlan};
 use super::others::{ForOthers, Others};
 use super::plans::seen;
-use super::reached::ReachedStores;
 use super::settings::{Settings, TrimChoice};
 use super::users::open_accounts;
-use super::{CLIENTS_SOCKET, Mounts, Node, NodeDir, S3Options, State};
+use super::{CLIENTS_SOCKET, Mounts, Node, NodeDir, NodeParts, S3Options, State};
 use crate::engine::EngineAddress;
 use crate::identity::{OWNER, hostname};
 use crate::mount::MountProcess;
@@ -393,7 +390,7 @@ pub(super) fn paced(env: &Env, upkeep: UpkeepRecord) -> Arc<Pace> {
 }
 
 async fn open_filesystems(
-    parts: &NodeParts<'_>,
+    parts: &FilesystemParts<'_>,
     records: Vec<FilesystemRecord>,
 ) -> Result<BTreeMap<String, FilesystemEntry>> {
     let mut filesystems = BTreeMap::new();
@@ -411,7 +408,7 @@ async fn open_filesystems(
 impl Node {
     /// Starts the node. After an error nothing runs and nothing is mounted.
     pub(crate) async fn start(env: Env, dir: NodeDir, options: StartOptions) -> Result<Arc<Self>> {
-        let (runtime, (stop_serving, _)) = (Handle::current(), watch::channel(false));
+        let runtime = Handle::current();
         let (lock, settings) = (prepare_dir(&env, &dir)?, kept_settings(&env, &dir, &options)?);
         let mut meta_dirs = load_meta_dirs(&env, &dir, &options)?;
         let opened = open_control(&env, &dir, &mut meta_dirs, &options).await?;
@@ -426,7 +423,7 @@ impl Node {
         let others = Others::open(&env, &dir, &opened.control, &runtime, settings).await?;
         check_enough(&records, &drives, &options)?;
         let (pace, served) = (paced(&env, records.record.upkeep), records.filesystems.values().cloned());
-        let parts = NodeParts {
+        let parts = FilesystemParts {
             env: &env,
             dir: &dir,
             cluster,
@@ -442,43 +439,27 @@ impl Node {
         };
         let filesystems = open_filesystems(&parts, served.collect()).await?;
         let state = State { drives, filesystems, cluster: records, taken: Seq(0), map, watch, meta_dirs };
-        let node = Arc::new(Self {
-            started_ns: env.clock.boot_ns(),
-            accounts,
-            local_drives: opened.local_drives,
-            others,
-            local_mounts: opened.local_mounts,
-            drives_lock: Mutex::new(()),
-            users_lock: Mutex::default(),
-            stores_lock: Mutex::default(),
-            reached: ReachedStores::default(),
-            next_event: Mutex::new(next_event(&opened.control)?),
+        let node = Self::assemble(NodeParts {
             audit: Arc::new(AuditLog::start(&env, &dir.audit())),
-            clients: Clients::new(&env),
             env,
             dir,
             cluster,
             control: Arc::new(opened.control),
             control_files: opened.files,
-            runtime,
+            accounts,
+            local_drives: opened.local_drives,
+            others,
+            seat: None,
+            local_mounts: opened.local_mounts,
             drive_settings,
             memory,
-            state: Mutex::new(state),
+            state,
             pace,
-            scrubber: std::sync::Mutex::new(None),
-            scrub_targets: watch::Sender::new(ScrubTargets::default()),
-            out_after: options.out_after.unwrap_or(OUT_AFTER),
             accepts_older: options.accept_older_metadata,
-            monitor: std::sync::Mutex::new(None),
-            fsck: std::sync::Mutex::default(),
-            stop_serving,
-            serving: std::sync::Mutex::default(),
-            last_status: std::sync::Mutex::default(),
-            s3: std::sync::Mutex::default(),
+            out_after: options.out_after,
             note: opened.created.and_then(|created| created.note),
-            seat: None,
-            _lock: Some(lock),
-        });
+            lock: Some(lock),
+        })?;
         node.begin(&options).await.map(|()| node)
     }
 

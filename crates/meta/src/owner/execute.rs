@@ -84,6 +84,12 @@ impl Core {
         }
         let slot_key = self.keys.slot(id.session, id.slot);
         let mut op = self.begin(id, now);
+        // What the session gets now counts once the next owner waits for it.
+        if op.volatile.woken.contains_key(&id.session)
+            && let Err(error) = op.must_be_heard()
+        {
+            return Executed::reply(Err(error), Seq(0));
+        }
         // Only a repetition waits for the request that was in the slot before.
         match op.txn.aside(|| op.repeated(id, &slot_key)) {
             Ok(None) => {}

@@ -262,8 +262,19 @@ impl Op<'_> {
             self.volatile.silent.insert(session, self.now.awake_ns);
         } else {
             self.volatile.silent.remove(&session);
+            self.volatile.woken.insert(session, self.seq);
         }
         Ok(())
+    }
+
+    /// Notes that a session holds nothing, if it may outlive this owner: the next owner does not wait for it.
+    pub(super) fn mark_idle(&mut self, session: SessionId) -> Result<(), Stop> {
+        self.volatile.idle.insert(session);
+        let record = self.txn.get::<SessionRecord>(&self.keys.session(session))?;
+        match record.is_some_and(|record| self.volatile.earlier.resume(&record)) {
+            true => self.mark_silent(session, true),
+            false => Ok(()),
+        }
     }
 
     /// Ends a session: drops its leases, opens and id ranges, and removes inodes that only this session kept alive.
@@ -291,6 +302,9 @@ impl Op<'_> {
         self.volatile.ended.push(session);
         self.volatile.absent.remove(&session);
         self.volatile.silent.remove(&session);
+        self.volatile.idle.remove(&session);
+        self.volatile.active.remove(&session);
+        self.volatile.woken.remove(&session);
         self.volatile.unclaimed.remove(&session);
         for sessions in self.volatile.opens.values_mut() {
             sessions.retain(|open| *open != session);

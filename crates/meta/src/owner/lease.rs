@@ -119,6 +119,11 @@ impl LeaseTable {
         self.is_silent_for(session, RECALL_IDLE_NS, now_ns)
     }
 
+    /// Whether a session has no lease.
+    pub fn holds_none(&self, session: SessionId) -> bool {
+        self.sessions.get(&session).is_none_or(HashSet::is_empty)
+    }
+
     /// Whether a session was not heard of for so long.
     pub fn is_silent_for(&self, session: SessionId, time_ns: u64, now_ns: u64) -> bool {
         self.heard.get(&session).is_some_and(|heard_ns| now_ns >= heard_ns + time_ns)

@@ -116,6 +116,11 @@ impl LockTable {
         self.sessions.get(&session).is_some_and(|files| files.len() >= LOCKED_FILES_MAX)
     }
 
+    /// Whether a session has no lock and waits for none.
+    pub fn holds_none(&self, session: SessionId) -> bool {
+        self.sessions.get(&session).is_none_or(HashSet::is_empty)
+    }
+
     /// Gives up what the holder has in the range of `lock`. Requests that waited for it are granted.
     pub fn unlock(&mut self, session: SessionId, lock: FileLock, events: &mut Events) {
         let Some(file) = self.files.get_mut(&lock.ino) else { return };

@@ -93,6 +93,16 @@ pub enum EarlierSessions {
     Resume,
 }
 
+impl EarlierSessions {
+    fn resume(self, record: &SessionRecord) -> bool {
+        match self {
+            Self::End => false,
+            Self::ResumeElsewhere => record.is_elsewhere,
+            Self::Resume => true,
+        }
+    }
+}
+
 /// Why an operation did not finish.
 #[derive(Debug)]
 enum Stop {
@@ -160,6 +170,14 @@ struct Volatile {
     sessions: HashMap<SessionId, u64>,
     /// Sessions with a mark in the ledger that they were silent for their term, and since when this owner knows.
     silent: BTreeMap<SessionId, u64>,
+    /// Sessions that hold nothing and ask for nothing. Those that may outlive the owner have the same mark.
+    idle: BTreeSet<SessionId>,
+    /// When each session last sent a request that was no heartbeat, and the last durable batch then.
+    active: HashMap<SessionId, (u64, Seq)>,
+    /// The batches that take such marks back: until then, the next owner would not wait for the session.
+    woken: HashMap<SessionId, Seq>,
+    /// Which sessions outlive this owner.
+    earlier: EarlierSessions,
     /// Sessions of an earlier owner that have not claimed their state yet and are waited for.
     absent: BTreeSet<SessionId>,
     /// The same, for as long as they last; and the open inodes that they have claimed so far.
@@ -208,6 +226,10 @@ impl Core {
             ranges: Vec::new(),
             sessions: HashMap::new(),
             silent: BTreeMap::new(),
+            idle: BTreeSet::new(),
+            active: HashMap::new(),
+            woken: HashMap::new(),
+            earlier: EarlierSessions::default(),
             absent: BTreeSet::new(),
             unclaimed: BTreeMap::new(),
             inherited: HashMap::new(),
@@ -263,13 +285,10 @@ impl Core {
         // Inodes that were made and answered early may not be in the ledger.
         let unknown = if earlier.is_empty() { 0 } else { EARLY_INOS };
         self.internal(now, |op| Ok(op.advance("next_ino", unknown).map(drop)?))?;
-        let resumes = |record: &SessionRecord| match sessions {
-            EarlierSessions::End => false,
-            EarlierSessions::ResumeElsewhere => record.is_elsewhere,
-            EarlierSessions::Resume => true,
-        };
+        // The next owner will do the same.
+        self.volatile.earlier = sessions;
         let (resuming, ending): (Vec<_>, Vec<_>) =
-            earlier.into_iter().partition(|(_, record)| resumes(record));
+            earlier.into_iter().partition(|(_, record)| sessions.resume(record));
         for (session, _) in ending {
             self.internal(now, |op| op.end_session(session))?;
         }
@@ -376,6 +395,7 @@ impl Core {
     /// Reports that every batch up to `seq` is durable.
     pub fn committed(&mut self, seq: Seq) {
         self.committed = self.committed.max(seq);
+        self.volatile.woken.retain(|_, woken| *woken > seq);
     }
 
     /// The newest batch that was taken, durable or not.

@@ -332,7 +332,12 @@ impl Shared {
             return;
         }
         let now = self.now(&desk);
-        if let Err(error) = desk.core.note_heard(call.id.session, now) {
+        let is_beat = matches!(call.request, MetaRequest::Heartbeat { .. });
+        let noted = match is_beat {
+            true => desk.core.note_beat(call.id.session, now),
+            false => desk.core.note_request(call.id.session, now),
+        };
+        if let Err(error) = noted {
             let _ = call.reply.send(Err(error));
             return;
         }
@@ -341,7 +346,6 @@ impl Shared {
             let _ = call.reply.send(Err(FsError::Unavailable));
             return self.after_requests(desk);
         }
-        let is_beat = matches!(call.request, MetaRequest::Heartbeat { .. });
         if is_beat
             || call.is_again()
             || (desk.backlog.is_empty() && self.is_serving(&desk) && self.is_roomy(&desk))

@@ -1,9 +1,14 @@
 //! The life of sessions: they begin, claim their state from the next owner, fall silent, are heard again, and end.
 
+use std::collections::HashSet;
+
 use base::{FsError, Seq, SessionId};
 use wire::meta::{Claim, RequestId, Resumed};
 
 use super::{Core, Now, SESSION_KEPT_NS, Stop, Volatile};
+
+/// A session without requests for so long may be idle.
+const IDLE_NS: u64 = 5_000_000_000;
 
 impl Core {
     /// Registers a session, of a client in this process or elsewhere. Durable once the batch that it went into is.
@@ -13,16 +18,26 @@ impl Core {
             session = op.open_session(is_elsewhere)?;
             Ok(())
         })?;
-        self.note_heard(session, now)?;
+        self.note_request(session, now)?;
         Ok((session, self.next_seq))
     }
 
     /// Notes that a session has sent a request, also if that cannot be executed yet.
-    pub fn note_heard(&mut self, session: SessionId, now: Now) -> Result<(), FsError> {
-        if !self.volatile.sessions.contains_key(&session) {
+    pub fn note_request(&mut self, session: SessionId, now: Now) -> Result<(), FsError> {
+        if self.volatile.sessions.contains_key(&session) {
+            self.volatile.idle.remove(&session);
+            self.volatile.active.insert(session, (now.awake_ns, self.committed));
+        }
+        self.note_beat(session, now)
+    }
+
+    /// Notes that a session has sent a heartbeat. One that holds nothing goes on holding nothing.
+    pub fn note_beat(&mut self, session: SessionId, now: Now) -> Result<(), FsError> {
+        let Volatile { sessions, silent, idle, .. } = &self.volatile;
+        if !sessions.contains_key(&session) {
             return Ok(());
         }
-        if self.volatile.silent.contains_key(&session) {
+        if silent.contains_key(&session) && !idle.contains(&session) {
             self.internal(now, |op| op.mark_silent(session, false))?;
         }
         self.volatile.leases.note_heard(session, now.heard_ns);
@@ -37,7 +52,7 @@ impl Core {
         claim: &Claim,
         now: Now,
     ) -> Result<(Resumed, Seq), FsError> {
-        self.note_heard(session, now)?;
+        self.note_request(session, now)?;
         let mut op = self.begin(RequestId { session, slot: 0, seq: 0 }, now);
         let resumed = match op.resume(claim) {
             Ok(resumed) => resumed,
@@ -70,6 +85,30 @@ impl Core {
         let newly = |id: &&SessionId| leases.is_silent(**id, now.awake_ns) && !silent.contains_key(*id);
         let mut marked: Vec<SessionId> = sessions.keys().filter(newly).copied().collect();
         marked.sort_unstable();
-        marked.into_iter().try_for_each(|session| self.internal(now, |op| op.mark_silent(session, true)))
+        marked.into_iter().try_for_each(|session| self.internal(now, |op| op.mark_silent(session, true)))?;
+        let idle = self.newly_idle(now);
+        idle.into_iter().try_for_each(|session| self.internal(now, |op| op.mark_idle(session)))
+    }
+
+    /// Sessions that hold nothing since some time: no lease, no open file, no lock, no name in a cache, no running read.
+    fn newly_idle(&self, now: Now) -> Vec<SessionId> {
+        let Volatile { sessions, silent, idle, active, unclaimed, leases, watches, locks, opens, .. } =
+            &self.volatile;
+        let is_resting = |id: &SessionId, in_use_ver: u64| {
+            active.get(id).is_some_and(|(at_ns, seq)| now.awake_ns >= at_ns + IDLE_NS && in_use_ver >= seq.0)
+        };
+        let holds_none =
+            |id: &SessionId| leases.holds_none(*id) && watches.holds_none(*id) && locks.holds_none(*id);
+        let is_known =
+            |id: &SessionId| silent.contains_key(id) || idle.contains(id) || unclaimed.contains_key(id);
+        let resting = sessions.iter().filter(|(id, in_use_ver)| is_resting(id, **in_use_ver));
+        let resting = resting.filter(|(id, _)| !is_known(id) && holds_none(id));
+        let mut found: Vec<SessionId> = resting.map(|(id, _)| *id).collect();
+        if !found.is_empty() {
+            let open: HashSet<SessionId> = opens.values().flatten().copied().collect();
+            found.retain(|id| !open.contains(id));
+        }
+        found.sort_unstable();
+        found
     }
 }

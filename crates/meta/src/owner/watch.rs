@@ -225,6 +225,11 @@ impl WatchTable {
         }
     }
 
+    /// Whether a session caches no name.
+    pub fn holds_none(&self, session: SessionId) -> bool {
+        self.sessions.get(&session).is_none_or(HashSet::is_empty)
+    }
+
     /// Drops the watches of a session that has ended.
     pub fn drop_session(&mut self, session: SessionId) {
         for dir in self.sessions.remove(&session).unwrap_or_default() {

@@ -1,5 +1,6 @@
 //! The next owner: sessions that outlive an owner claim their state.
 
+use wire::message::AnswerTime;
 use wire::meta::{Claim, EXTENT_RANGE_IDS, HeldLease, Resumed};
 
 use super::*;
@@ -204,7 +205,7 @@ fn a_file_that_loses_its_name_is_kept_for_sessions_that_may_have_it_open() {
     let mut next = ledger.take_over();
     next.resume(me, &claim(&[]));
     next.pass(lease::RECALL_IDLE_NS);
-    next.core.note_heard(me, next.now).unwrap();
+    next.core.note_beat(me, next.now).unwrap();
     next.core.expire_sessions(next.now).unwrap();
     assert!(!next.core.is_recovering());
     for name in ["open", "closed"] {
@@ -215,7 +216,7 @@ fn a_file_that_loses_its_name_is_kept_for_sessions_that_may_have_it_open() {
     // Nothing more is kept for one that stays away.
     let other = next.make(me, Ino::ROOT, "other", Regular);
     next.pass(300_000_000_000);
-    next.core.note_heard(me, next.now).unwrap();
+    next.core.note_beat(me, next.now).unwrap();
     next.ask(me, MetaRequest::Unlink { parent: Ino::ROOT, name: name("other") }).unwrap();
     next.refuses(me, MetaRequest::GetAttr { ino: other }, FsError::Stale);
     next.resume(gone, &claim(&[]));
@@ -230,12 +231,12 @@ fn a_session_that_was_silent_for_its_term_makes_no_later_owner_wait() {
     let ino = ledger.make(me, Ino::ROOT, "file", Regular);
     let lease = ledger.open_to_write(silent, ino);
     ledger.pass(lease::RECALL_IDLE_NS);
-    ledger.core.note_heard(me, ledger.now).unwrap();
+    ledger.core.note_beat(me, ledger.now).unwrap();
     ledger.core.expire_sessions(ledger.now).unwrap();
     // One of them comes back. It gets no answer before the ledger says so.
     ledger.commit();
     let id = ledger.next_id(back);
-    ledger.core.note_heard(back, ledger.now).unwrap();
+    ledger.core.note_beat(back, ledger.now).unwrap();
     match ledger.core.execute(id, Terms::default(), &MetaRequest::Heartbeat { in_use_ver: 1 }, ledger.now) {
         Executed::Reply { reply: Ok(_), after, .. } => assert!(after > ledger.core.committed_seq()),
         _ => panic!("a heartbeat is answered"),
@@ -301,6 +302,89 @@ fn names_that_caches_may_have_change_only_after_their_holders_were_told() {
     assert!(matches!(events[..], [(session, OwnerEvent::Forget { .. })] if session == me), "{events:?}");
 }
 
+/// A session that has what `hold` gets for it, after a rest with nothing but heartbeats.
+fn after_a_rest(hold: impl FnOnce(&mut Ledger, SessionId)) -> (Ledger, SessionId) {
+    let mut ledger = Ledger::new();
+    let session = ledger.session();
+    ledger.core.volatile.earlier = EarlierSessions::Resume;
+    hold(&mut ledger, session);
+    ledger.commit();
+    for _ in 0..2 {
+        ledger.pass(10_000_000_000);
+        ledger.now.boot_ns += 10_000_000_000;
+        ledger.core.expire_recalls(ledger.now);
+        beat(&mut ledger, session);
+        ledger.core.expire_sessions(ledger.now).unwrap();
+    }
+    ledger.commit();
+    (ledger, session)
+}
+
+fn beat(ledger: &mut Ledger, session: SessionId) {
+    ledger.core.note_beat(session, ledger.now).unwrap();
+    let (id, in_use_ver) = (ledger.next_id(session), ledger.core.committed_seq().0);
+    ledger.core.execute(id, Terms::default(), &MetaRequest::Heartbeat { in_use_ver }, ledger.now);
+}
+
+#[track_caller]
+fn check_waited_for(expected: bool, hold: impl FnOnce(&mut Ledger, SessionId)) {
+    let (mut ledger, session) = after_a_rest(hold);
+    let mut next = ledger.take_over();
+    assert_eq!(next.core.is_recovering(), expected);
+    next.resume(session, &claim(&[]));
+    assert!(next.ask(session, MetaRequest::GetAttr { ino: Ino::ROOT }).is_ok(), "it goes on");
+}
+
+#[test]
+fn a_session_that_holds_nothing_makes_no_later_owner_wait() {
+    let made = |ledger: &mut Ledger, session| ledger.make(session, Ino::ROOT, "file", Regular);
+    let given_back = |ledger: &mut Ledger, session| {
+        let ino = ledger.make(session, Ino::ROOT, "file", Regular);
+        ledger.ask(session, MetaRequest::Close { inos: vec![ino] }).unwrap();
+        let lease = ledger.open_to_write(session, ino).lease;
+        ledger.ask(session, MetaRequest::Release { lease, keep: None }).unwrap();
+        ledger.ask(session, MetaRequest::Close { inos: vec![ino] }).unwrap();
+        ino
+    };
+    check_waited_for(false, |_, _| {});
+    check_waited_for(true, |ledger, session| {
+        made(ledger, session);
+    });
+    check_waited_for(true, |ledger, session| {
+        let ino = given_back(ledger, session);
+        ledger.open_to_write(session, ino);
+    });
+    check_waited_for(false, |ledger, session| {
+        given_back(ledger, session);
+    });
+}
+
+#[test]
+fn what_a_session_gets_after_a_rest_counts_once_the_next_owner_waits_for_it() {
+    let (mut ledger, session) = after_a_rest(|_, _| {});
+    let id = ledger.next_id(session);
+    ledger.core.note_request(session, ledger.now).unwrap();
+    match ledger.core.execute(id, Terms::default(), &MetaRequest::GetAttr { ino: Ino::ROOT }, ledger.now) {
+        Executed::Reply { reply: Ok(_), after, .. } => assert!(after > ledger.core.committed_seq()),
+        _ => panic!("it is answered"),
+    }
+    let early = Terms { answer: AnswerTime::Early, ..Terms::default() };
+    let make = MetaRequest::Make(node(Ino::ROOT, "file", Regular));
+    let id = ledger.next_id(session);
+    match ledger.core.execute(id, early, &make, ledger.now) {
+        Executed::Reply { early, .. } => assert!(early.is_none(), "the next owner would not repeat it"),
+        _ => panic!("it is answered"),
+    }
+    let next = ledger.take_over();
+    assert!(next.core.is_recovering());
+    // One that has not claimed what it has is not idle.
+    let mut next = ledger.take_over();
+    next.pass(10_000_000_000);
+    next.core.note_beat(session, next.now).unwrap();
+    next.core.expire_sessions(next.now).unwrap();
+    assert!(next.take_over().core.is_recovering());
+}
+
 #[test]
 fn a_session_ends_a_day_after_it_was_last_heard_of() {
     let mut ledger = Ledger::new();
@@ -310,7 +394,7 @@ fn a_session_ends_a_day_after_it_was_last_heard_of() {
     ledger.ask(other, MetaRequest::Unlink { parent: Ino::ROOT, name: name("file") }).unwrap();
     let pass = |ledger: &mut Ledger, time_ns| {
         ledger.pass(time_ns);
-        ledger.core.note_heard(other, ledger.now).unwrap();
+        ledger.core.note_beat(other, ledger.now).unwrap();
         ledger.core.expire_sessions(ledger.now).unwrap();
     };
     pass(&mut ledger, SESSION_KEPT_NS - 1);
