@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use base::env::{Env, Random};
 use base::{DriveId, DriveUuid, Epoch, NodeId, PgId, Seq};
 use client::{Limits, Topology};
 use control::{
@@ -214,6 +215,16 @@ pub(crate) struct ControlNode {
     is_patient: AtomicBool,
 }
 
+/// The same number always.
+struct Numbered(u64);
+
+impl Random for Numbered {
+    fn fill(&self, bytes: &mut [u8]) {
+        let number = self.0.to_le_bytes();
+        bytes.iter_mut().zip(number.iter().cycle()).for_each(|(byte, part)| *byte = *part);
+    }
+}
+
 impl ControlNode {
     /// Opens the ledger. The first one makes the cluster.
     ///
@@ -227,9 +238,10 @@ impl ControlNode {
         let dice = |part: u64| world.dice(part + (boot << 32));
         let log = ControlLog { world: world.clone(), inner, dice: dice(0xc0_1060), losses: dice(0xc0_1057) };
         let state = Arc::new(MemState::default());
-        let control = Control::open(&world.env(), Arc::new(log), state, None)
-            .await
-            .map_err(|error| error.to_string())?;
+        // Numbers of its own: what the node draws stays the same for a seed.
+        let env = Env { random: Arc::new(Numbered(boot + 1)), ..world.env() };
+        let control =
+            Control::open(&env, Arc::new(log), state, None).await.map_err(|error| error.to_string())?;
         let node = Self { control, dice: dice(0xc0_d1ce), is_patient: AtomicBool::new(false) };
         let found = node.control.view().and_then(|view| control::Cluster::of(&view));
         match found {

@@ -209,8 +209,8 @@ const ANEW: &str = "FOREBAY_ANEW";
 /// Replaces this process by a new one with the same arguments. Mounts are in processes of their own. Returns if that fails.
 fn begin_anew() -> anyhow::Error {
     let again = || -> Result<std::convert::Infallible> {
-        let program = std::env::current_exe().context("finding this program")?;
-        Err(Command::new(program).args(std::env::args_os().skip(1)).env(ANEW, "1").exec().into())
+        // Also if an upgrade has replaced the file since.
+        Err(Command::new("/proc/self/exe").args(std::env::args_os().skip(1)).env(ANEW, "1").exec().into())
     };
     match again() {
         Err(error) => error.context("beginning anew, because another node owns the metadata"),
@@ -271,7 +271,7 @@ fn run(dir: &NodeDir, args: &StartArgs) -> Result<Ended> {
         tokio::runtime::Builder::new_multi_thread().enable_all().on_thread_start(use_all).build()?;
     let _watchdog = Watchdog::start(runtime.handle().clone());
     let mut asked = signals()?;
-    runtime.block_on(async {
+    let ended = runtime.block_on(async {
         let node = Running::start(dir, options(args)).await?;
         tracing::info!(dir = %dir.root().display(), "node serves");
         if std::env::var_os(ANEW).is_some() {
@@ -304,7 +304,12 @@ fn run(dir: &NodeDir, args: &StartArgs) -> Result<Ended> {
             }
         }
         result.map(|()| Ended::Stopped)
-    })
+    });
+    if let Ok(Ended::Deposed) = &ended {
+        // Nothing waits for a disk that hangs.
+        runtime.shutdown_background();
+    }
+    ended
 }
 
 /// Asks to stop at SIGINT or SIGTERM, and at SIGUSR1 to keep mounts. A thread of its own waits for the signal, and ends the process

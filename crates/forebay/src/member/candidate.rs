@@ -5,29 +5,39 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use base::{Epoch, FsError, LedgerId};
-use control::CONTROL_LEDGER;
-use meta::owner::{Standby, StandbyOptions};
+use base::{Epoch, FsError, LedgerId, NodeId};
+use control::{CONTROL_LEDGER, Cluster, Control};
+use meta::log::{LogError, StaleCopies};
+use meta::owner::{OwnerError, Standby, StandbyOptions};
 use tokio::task::JoinHandle;
 use wire::BoxFuture;
 use wire::link::{RemoteReplica, Services};
-use wire::replica::{ReplicaReply, ReplicaRequest, ReplicaService};
+use wire::replica::{ReplicaReply, ReplicaRequest, ReplicaService, STANDBY_WAIT_MAX};
 
 use super::owner::Owner;
 use super::{Member, lock};
-use crate::node::{CONTROL_CACHE_BYTES, MetaDirs, Mounts, Node, Seat};
+use crate::engine::{Engine, EngineAddress};
+use crate::node::{CONTROL_CACHE_BYTES, Deposed, Ended, MetaDirs, Mounts, Node, Seat};
 
 /// The number of nodes that may own ledgers: the first ones of the cluster.
 const CANDIDATES_MAX: usize = 3;
 /// How long owners keep the log for a standby that is away.
-const WAIT: Duration = Duration::from_secs(600);
+const WAIT: Duration = STANDBY_WAIT_MAX;
 /// Pause after a ledger could not be followed or taken.
 const PAUSE: Duration = Duration::from_secs(1);
+/// Pause after this node could not own the ledgers, and after the engine did not answer.
+const FAILED_PAUSE: Duration = Duration::from_secs(10);
+const ENGINE_PAUSE: Duration = Duration::from_secs(3);
 /// How long a ledger counts as vacant after its standby has seen that.
 const VACANT: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_millis(100);
 /// How long the owner of another ledger may go on after the control ledger was taken.
 const VACATED_PATIENCE: Duration = Duration::from_secs(15);
+
+/// Whether a node is among those that may own ledgers.
+fn is_candidate(cluster: &Cluster, node: NodeId) -> bool {
+    cluster.nodes.keys().take(CANDIDATES_MAX).any(|candidate| *candidate == node)
+}
 
 /// The ledgers that this node follows.
 pub(super) struct Candidate {
@@ -38,9 +48,11 @@ pub(super) struct Candidate {
 /// A ledger that is followed.
 struct Following {
     task: JoinHandle<()>,
-    /// When it was last seen without an owner.
-    vacant: Arc<Mutex<Option<tokio::time::Instant>>>,
+    vacant: Vacant,
 }
+
+/// When a ledger was last seen without an owner, and the epoch of the last one.
+type Vacant = Arc<Mutex<Option<(tokio::time::Instant, Epoch)>>>;
 
 impl Drop for Following {
     fn drop(&mut self) {
@@ -65,8 +77,18 @@ impl ReplicaService for OwnerAnywhere {
 }
 
 impl Candidate {
-    pub(super) fn new(ledgers: MetaDirs) -> Self {
-        Self { ledgers, standbys: Mutex::default() }
+    pub(super) fn new(ledgers: MetaDirs) -> Arc<Self> {
+        Arc::new(Self { ledgers, standbys: Mutex::default() })
+    }
+
+    /// Whether a node is among those that may own ledgers, by the control ledger itself: a node that was removed hears nothing of
+    /// that from others.
+    async fn may_own(&self, node: NodeId) -> Result<bool> {
+        let ledgers = self.ledgers.clone();
+        let opening = tokio::task::spawn_blocking(move || ledgers.open(CONTROL_LEDGER, CONTROL_CACHE_BYTES));
+        let files = opening.await??;
+        let cluster = Cluster::of(&Control::view_only(files.state.clone()).view()?)?;
+        Ok(is_candidate(&cluster, node))
     }
 
     /// Stops following all ledgers.
@@ -76,14 +98,6 @@ impl Candidate {
 }
 
 impl Member {
-    /// Whether this node is among those that may own ledgers. Until it has heard of the cluster, it may.
-    fn may_own(&self) -> bool {
-        let cluster = self.cluster.borrow().clone();
-        cluster.is_none_or(|cluster| {
-            cluster.nodes.keys().take(CANDIDATES_MAX).any(|node| *node == self.network.here())
-        })
-    }
-
     async fn standby(self: &Arc<Self>, candidate: &Candidate, ledger: LedgerId) -> Result<Standby> {
         let (ledgers, cache_bytes) = (candidate.ledgers.clone(), self.cache_bytes(ledger));
         let files = tokio::task::spawn_blocking(move || ledgers.open(ledger, cache_bytes)).await??;
@@ -104,7 +118,7 @@ impl Member {
     /// Follows the ledgers of all filesystems while this node may own them.
     fn follow_filesystems(self: &Arc<Self>, candidate: &Arc<Candidate>) {
         let Some(cluster) = self.cluster.borrow().clone().filter(|_| self.role().is_none()) else { return };
-        let wanted: BTreeSet<LedgerId> = match self.may_own() {
+        let wanted: BTreeSet<LedgerId> = match is_candidate(&cluster, self.network.here()) {
             true => cluster.filesystems.values().map(|record| record.ledger).collect(),
             false => BTreeSet::new(),
         };
@@ -119,8 +133,8 @@ impl Member {
         }
     }
 
-    /// Waits until the last owner of a ledger is gone, and stops following it.
-    async fn vacated(self: &Arc<Self>, candidate: &Arc<Candidate>, ledger: LedgerId) -> Result<()> {
+    /// Waits until the last owner of a ledger is gone, and stops following it. Returns its epoch.
+    async fn vacated(self: &Arc<Self>, candidate: &Arc<Candidate>, ledger: LedgerId) -> Result<Epoch> {
         let vacant = {
             let mut standbys = lock(&candidate.standbys);
             let following = standbys.entry(ledger).or_insert_with(|| {
@@ -131,19 +145,23 @@ impl Member {
             following.vacant.clone()
         };
         let seen = async {
-            while lock(&vacant).is_none_or(|at| at.elapsed() > VACANT) {
+            loop {
+                let newest = *lock(&vacant);
+                if let Some((_, epoch)) = newest.filter(|(at, _)| at.elapsed() <= VACANT) {
+                    return epoch;
+                }
                 tokio::time::sleep(LOOK).await;
             }
         };
-        if tokio::time::timeout(VACATED_PATIENCE, seen).await.is_err() {
+        let Ok(epoch) = tokio::time::timeout(VACATED_PATIENCE, seen).await else {
             bail!("ledger {ledger} still has its last owner, or its log cannot be read");
-        }
+        };
         let following = lock(&candidate.standbys).remove(&ledger);
         if let Some(mut following) = following {
             following.task.abort();
             let _ = (&mut following.task).await;
         }
-        Ok(())
+        Ok(epoch)
     }
 
     fn seat(self: &Arc<Self>, candidate: &Arc<Candidate>) -> Seat {
@@ -168,18 +186,13 @@ impl Member {
 }
 
 /// Follows a ledger of a filesystem, and notes when it has no owner.
-async fn follow(
-    member: Arc<Member>,
-    candidate: Arc<Candidate>,
-    ledger: LedgerId,
-    vacant: Arc<Mutex<Option<tokio::time::Instant>>>,
-) {
+async fn follow(member: Arc<Member>, candidate: Arc<Candidate>, ledger: LedgerId, vacant: Vacant) {
     loop {
         let followed = async {
             let mut standby = member.standby(&candidate, ledger).await?;
             loop {
-                standby.follow(&*member.env.clock).await?;
-                *lock(&vacant) = Some(tokio::time::Instant::now());
+                let epoch = standby.follow(&*member.env.clock).await?;
+                *lock(&vacant) = Some((tokio::time::Instant::now(), epoch));
                 tokio::time::sleep(LOOK).await;
             }
         };
@@ -191,35 +204,67 @@ async fn follow(
     }
 }
 
-/// Follows the control ledger, and takes all ledgers when it has no owner. Ends when this node has owned them, and another one does
-/// now.
-pub(super) async fn run(member: Arc<Member>, candidate: Arc<Candidate>) {
+/// Follows the control ledger, and takes all ledgers when it has no owner. Ends when this node has owned them, and does so no more.
+pub(super) async fn run(member: Arc<Member>, address: EngineAddress) {
+    let candidate = begin(&member, &address).await;
+    *lock(&member.candidate) = Some(candidate.clone());
     loop {
-        let waited = wait_for_vacancy(&member, &candidate).await;
-        let after = match waited {
-            Ok(after) => after,
-            Err(error) => {
-                tracing::error!(error = %format!("{error:#}"), "the control ledger cannot be followed, trying again");
-                tokio::time::sleep(PAUSE).await;
-                continue;
+        match stand(&member, &candidate).await {
+            Ok(role) => {
+                if role.ended().await == Ended::Halted {
+                    tracing::error!("a ledger has failed here: the ledgers are given back");
+                    role.give_back().await;
+                }
+                return;
             }
+            Err(error) if error.is::<Deposed>() => return,
+            Err(error) => {
+                tracing::warn!(error = %format!("{error:#}"), "this node does not own the ledgers");
+                // Others that could own them come first.
+                tokio::time::sleep(FAILED_PAUSE).await;
+            }
+        }
+    }
+}
+
+/// Connects to the engine, however long that takes: drives and mounts do not need it.
+async fn begin(member: &Arc<Member>, address: &EngineAddress) -> Arc<Candidate> {
+    loop {
+        let connected = async {
+            let engine = Engine::connect(&member.env, address).await?;
+            let ledgers = MetaDirs::load(&member.env, &member.dir, &member.meta_dirs, StaleCopies::Refuse)?;
+            anyhow::Ok(ledgers.with_engine(engine, &member.runtime))
         };
-        if !member.may_own() {
+        match connected.await {
+            Ok(ledgers) => return Candidate::new(ledgers),
+            Err(error) => {
+                tracing::error!(error = %format!("{error:#}"), "the ledgers cannot be followed, trying again");
+                tokio::time::sleep(ENGINE_PAUSE).await;
+            }
+        }
+    }
+}
+
+/// Waits until the ledgers have no owner, and takes them.
+async fn stand(member: &Arc<Member>, candidate: &Arc<Candidate>) -> Result<Arc<Node>> {
+    loop {
+        let after = wait_for_vacancy(member, candidate).await?;
+        if !candidate.may_own(member.network.here()).await? {
             tokio::time::sleep(PAUSE).await;
             continue;
         }
         tracing::warn!(epoch = %after, "the ledgers have no owner: taking them");
-        match take(&member, &candidate, after).await {
-            Ok(role) => {
-                role.keep().await;
-                return;
-            }
-            Err(error) => {
-                tracing::warn!(error = %format!("{error:#}"), "this node did not become the owner of the ledgers");
-                tokio::time::sleep(LOOK).await;
-            }
+        match take(member, candidate, after).await {
+            // Another one was faster.
+            Err(error) if is_fenced(&error) => tokio::time::sleep(LOOK).await,
+            taken => return taken,
         }
     }
+}
+
+fn is_fenced(error: &anyhow::Error) -> bool {
+    let opened = error.chain().find_map(|cause| cause.downcast_ref::<OwnerError>());
+    matches!(opened, Some(OwnerError::Log { source: LogError::Fenced(_), .. }))
 }
 
 /// Follows the control ledger until it has no owner. Returns the epoch of the last one.
@@ -251,6 +296,8 @@ async fn take(member: &Arc<Member>, candidate: &Arc<Candidate>, after: Epoch) ->
     }
     *lock(&member.role) = Some(role.clone());
     let owner = Owner { node: member.network.here(), epoch: role.epoch() };
-    member.tell_owner(owner).await;
+    member.owner.note(owner);
+    let telling = member.clone();
+    member.runtime.spawn(async move { telling.tell_owner(owner).await });
     Ok(role)
 }

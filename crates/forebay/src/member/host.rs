@@ -190,11 +190,21 @@ impl DriveHost {
     async fn format(&self, id: DriveId, path: Option<String>, size_bytes: Option<u64>) -> Result<HostReply> {
         // The request may be a repetition: its connection broke before the answer.
         let _one_at_a_time = self.making.lock().await;
-        if let Some(made) = self.drives.lock().await.get(&id) {
-            if made.is_known {
-                bail!("this node has the drive already: id={id}");
+        let other = {
+            let mut drives = self.drives.lock().await;
+            match drives.get(&id) {
+                Some(made) if made.is_known => bail!("this node has the drive already: id={id}"),
+                Some(made)
+                    if path.is_none() || made.entry.path() == path.as_ref().map(PathBuf::from).as_ref() =>
+                {
+                    return Ok(formatted(&made.entry));
+                }
+                // An earlier owner had it made, and did not use it.
+                _ => drives.remove(&id),
             }
-            return Ok(formatted(&made.entry));
+        };
+        if let Some(other) = other {
+            close(other.entry).await;
         }
         let entry = self.maker.make(id, path.map(PathBuf::from), size_bytes).await?;
         if let Some(problem) = entry.problem() {

@@ -18,7 +18,6 @@ use anyhow::{Context, Result};
 use base::DriveId;
 use base::env::{Env, File};
 use control::{Cluster, DriveRecord, Follower};
-use meta::log::StaleCopies;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -28,9 +27,9 @@ use wire::link::Services;
 use crate::engine::EngineAddress;
 use crate::identity::{IdentityFiles, Membership};
 use crate::node::{
-    Addresses, CLIENTS_SOCKET, Clients, DriveMaker, DriveSettings, LocalDrives, MemoryPlan, MetaDirs, Mounts,
-    Network, Node, NodeDir, NodeFile, StartOptions, addresses_of, engine_of, kept_settings, memory_budget,
-    prepare_dir, remove_leftovers,
+    Addresses, CLIENTS_SOCKET, Clients, DriveMaker, DriveSettings, LocalDrives, MemoryPlan, Mounts, Network,
+    Node, NodeDir, NodeFile, StartOptions, addresses_of, kept_settings, memory_budget, prepare_dir,
+    remove_leftovers,
 };
 use crate::remote::{OwnDrives, Routes};
 use candidate::Candidate;
@@ -99,8 +98,11 @@ pub(crate) struct Member {
     role: Mutex<Option<Arc<Node>>>,
     /// What it serves.
     offers: watch::Sender<Services>,
-    /// The ledgers that this node may come to own.
-    candidate: Option<Arc<Candidate>>,
+    /// The engine that has the logs of the ledgers, so that this node may come to own them.
+    engine: Option<EngineAddress>,
+    /// Where their local stores are.
+    meta_dirs: Vec<PathBuf>,
+    candidate: Mutex<Option<Arc<Candidate>>>,
     /// This node owned the ledgers, and another one does now: it must begin anew.
     deposed: watch::Sender<bool>,
     /// Its drives were opened, and its mounts made, as far as that was possible.
@@ -164,7 +166,7 @@ impl Member {
             &StartOptions { listen: None, advertise: Vec::new(), ..options.clone() },
         )?;
         let network = Arc::new(Network::new(&env, &runtime, &identity)?);
-        let candidate = candidate(&env, &dir, &membership, &options).await?;
+        let engine = membership.log.as_deref().map(str::parse).transpose()?;
         remove_leftovers(&env, &dir)?;
         let paths = Arc::new(LocalDrives::load(&env, &dir, Vec::new())?);
         let budget_bytes = memory_budget(&env, settings.memory_bytes)?;
@@ -184,10 +186,12 @@ impl Member {
             named: options.drive_paths.clone(),
             gate: MemberGate::new(&env, &dir, &runtime, memory, options.s3.clone())?,
             clients: Clients::new(&env),
-            owner: KnownOwner::new(candidate.is_some()),
+            owner: KnownOwner::new(engine.is_some()),
             role: Mutex::default(),
             offers: watch::Sender::new(Services::default()),
-            candidate,
+            engine,
+            meta_dirs: options.meta_dirs.clone(),
+            candidate: Mutex::default(),
             deposed: watch::Sender::new(false),
             has_looked: watch::Sender::new(false),
             memory,
@@ -226,10 +230,10 @@ impl Member {
             self.runtime.spawn(renew(self.clone())),
         ];
         lock(&self.tasks).extend(tasks);
-        if let Some(candidate) = &self.candidate {
-            let (member, candidate) = (self.clone(), candidate.clone());
+        if let Some(address) = &self.engine {
+            let (member, address) = (self.clone(), address.clone());
             let standing = self.runtime.spawn(async move {
-                candidate::run(member.clone(), candidate).await;
+                candidate::run(member.clone(), address).await;
                 member.deposed.send_replace(true);
             });
             lock(&self.tasks).push(standing);
@@ -362,7 +366,7 @@ impl Member {
         if let Some(role) = role {
             result = result.and(role.stop(mounts).await);
         }
-        if let Some(candidate) = &self.candidate {
+        if let Some(candidate) = lock(&self.candidate).take() {
             candidate.stop();
         }
         self.clients.stop().await;
@@ -380,18 +384,6 @@ impl Member {
     }
 }
 
-/// The ledgers of the cluster, if an engine has their logs.
-async fn candidate(
-    env: &Env,
-    dir: &NodeDir,
-    membership: &Membership,
-    options: &StartOptions,
-) -> Result<Option<Arc<Candidate>>> {
-    let Some(engine) = engine_of(env, membership).await? else { return Ok(None) };
-    let ledgers = MetaDirs::load(env, dir, &options.meta_dirs, StaleCopies::Refuse)?;
-    Ok(Some(Arc::new(Candidate::new(ledgers.with_engine(engine, &Handle::current())))))
-}
-
 /// Follows the records of the control ledger.
 async fn follow(member: Arc<Member>) {
     let mut follower = Follower::default();
@@ -402,7 +394,7 @@ async fn follow(member: Arc<Member>) {
         if before.as_ref() != Some(&text) {
             tracing::warn!(error = text, "the owner of the control ledger does not answer");
         }
-        if member.candidate.is_some() {
+        if member.engine.is_some() {
             member.look_for_owner().await;
         }
         tokio::time::sleep(ASK_PAUSE).await;

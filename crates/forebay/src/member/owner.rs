@@ -104,9 +104,22 @@ impl Member {
         let _ = tokio::time::timeout(ANSWER_PATIENCE, join_all(asks)).await;
     }
 
+    /// Asks a node of which another says that it owns the ledgers.
+    fn confirm_owner(self: &Arc<Self>, node: NodeId) {
+        let Some(peer) = self.network.fabric.peer(node) else { return };
+        let member = self.clone();
+        // It ends with its answer, or after the limit of a call.
+        self.runtime.spawn(async move {
+            if let Ok(ClusterReply::Owner(Some(epoch))) =
+                RemoteCluster::new(&peer).ask(ClusterRequest::IsOwner).await
+            {
+                member.owner.note(Owner { node, epoch });
+            }
+        });
+    }
+
     /// Tells all nodes that this one owns the ledgers.
     pub(super) async fn tell_owner(&self, owner: Owner) {
-        self.owner.note(owner);
         let others = self.nodes().into_iter().filter(|node| node.node != owner.node);
         let tells =
             others.filter_map(|node| {
@@ -137,8 +150,8 @@ impl ForAll {
 impl ClusterService for ForAll {
     fn ask(&self, request: ClusterRequest) -> BoxFuture<'_, Result<ClusterReply, Declined>> {
         Box::pin(async move {
-            if let ClusterRequest::Owns { node, epoch } = request {
-                self.0.owner.note(Owner { node, epoch });
+            if let ClusterRequest::Owns { node, .. } = request {
+                self.0.confirm_owner(node);
                 return Ok(ClusterReply::Owner(None));
             }
             match self.0.role().and_then(|role| role.for_others()) {

@@ -103,6 +103,21 @@ impl MetaDirs {
         Ok(dirs)
     }
 
+    /// Removes what an attempt to make a cluster with its logs in an engine has left: a store whose log is elsewhere.
+    pub(super) fn forget_attempt(&self) -> Result<()> {
+        for dir in &self.record.dirs {
+            let ledger = NodeDir::ledger_in(dir, CONTROL_LEDGER);
+            let store = ledger.join("state.redb");
+            if self.env.files.exists(&store) && !self.env.files.exists(&ledger.join("log")) {
+                self.env
+                    .files
+                    .remove_file(&store)
+                    .with_context(|| format!("cannot remove {}", store.display()))?;
+            }
+        }
+        Ok(())
+    }
+
     /// The directories of a node of which an engine has the logs. Its requests run on the runtime.
     pub(crate) fn with_engine(mut self, engine: Engine, runtime: &Handle) -> Self {
         self.engine = Some(EngineLogs { engine, runtime: runtime.clone(), open: Arc::default() });

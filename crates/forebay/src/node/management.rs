@@ -9,8 +9,8 @@ use admin::{
     SetLimits, SetProfile, SetUpkeep, SpaceInfo, UpkeepInfo, WhyInfo,
 };
 use anyhow::{Context, Result};
-use base::DriveId;
 use base::env::Env;
+use base::{DriveId, Epoch};
 use client::Limits;
 use control::{ClusterRecord, FilesystemRecord, Plan, UpkeepRecord, WriteSet};
 use layout::Profile;
@@ -232,7 +232,7 @@ impl Node {
             nodes,
             place: self.place(),
         };
-        let mut entry = FilesystemEntry::open(&parts, record).await?;
+        let mut entry = FilesystemEntry::open(&parts, record, self.seat.as_ref().map(|_| Epoch(0))).await?;
         entry.tier.filesystem_group = group;
         {
             let mut state = self.state.lock().await;

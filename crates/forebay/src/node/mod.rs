@@ -76,7 +76,7 @@ pub(crate) use monitor::{REOPEN_NS, REOPEN_NS_MAX};
 pub(crate) use network::{DATA_CONNECTIONS, Network, PORT, addresses_of};
 pub(crate) use node_file::{Addresses, NodeFile};
 pub(crate) use paths::NodeDir;
-pub(crate) use seat::{Seat, engine_of, found};
+pub(crate) use seat::{Deposed, Ended, Seat, found};
 pub(crate) use settings::TrimChoice;
 pub(crate) use start::{
     CONTROL_CACHE_BYTES, FIRST_FILESYSTEM, IoChoice, StartOptions, is_locked, kept_settings, note_named,
@@ -109,6 +109,8 @@ pub(crate) struct Node {
     others: Others,
     /// The machine, if it serves drives, mounts and S3 by itself.
     seat: Option<Seat>,
+    /// Gives signs of life, where others may own the ledgers.
+    keeping: Mutex<Option<JoinHandle<()>>>,
     /// Where this machine mounts filesystems.
     local_mounts: LocalMounts,
     /// Serializes orders about drives.
@@ -198,6 +200,7 @@ impl Node {
             local_drives: parts.local_drives,
             others: parts.others,
             seat: parts.seat,
+            keeping: Mutex::default(),
             local_mounts: parts.local_mounts,
             drives_lock: Mutex::new(()),
             users_lock: Mutex::default(),
@@ -249,9 +252,6 @@ impl Node {
 
     /// Writes everything out and stops all parts in the order of their dependencies. Returns the first error.
     pub(crate) async fn stop(&self, mounts: Mounts) -> Result<()> {
-        // Nobody else may take the ledgers before they are closed.
-        let control = self.control.clone();
-        let keeping = self.runtime.spawn(async move { control.keep().await });
         // Fails if no receiver is left.
         let _ = self.stop_serving.send(true);
         let monitor = self.monitor.lock().expect("no holder of this lock panics").take();
@@ -268,7 +268,10 @@ impl Node {
         if self.seat.is_none() {
             result = result.and(self.stop_machine().await);
         }
-        keeping.abort();
+        // Nobody else may take the ledgers before they are closed.
+        if let Some(keeping) = self.keeping.lock().await.take() {
+            keeping.abort();
+        }
         self.control.resign().await;
         result
     }

@@ -14,6 +14,7 @@ use meta::log::StaleCopies;
 use s3::AuditLog;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 use wire::BoxFuture;
 use wire::cluster::HostService;
 use wire::link::Services;
@@ -29,12 +30,15 @@ use super::memory::MemoryPlan;
 use super::network::{Network, addresses_of, ready_owner};
 use super::others::{ForOthers, Others};
 use super::settings::Settings;
-use super::start::{CONTROL_CACHE_BYTES, StartOptions, create_cluster, paced, prepare_dir};
+use super::start::{CONTROL_CACHE_BYTES, StartOptions, choose, create_cluster, paced, prepare_dir};
 use super::users::open_accounts;
 use super::{Mounts, Node, NodeDir, NodeParts, State};
-use crate::engine::{Engine, EngineAddress};
+use crate::engine::Engine;
 use crate::identity::{IdentityFiles, Membership, OWNER};
 use crate::remote::OwnDrives;
+
+/// How often an owner looks whether it is one.
+const LOOK: Duration = Duration::from_millis(300);
 
 /// What the owner of the ledgers uses of its machine.
 pub(crate) struct Seat {
@@ -53,30 +57,67 @@ pub(crate) struct Seat {
     pub(crate) out_after: Option<Duration>,
     /// What the owner serves. The machine offers it to others, beside its own services.
     pub(crate) offers: watch::Sender<Services>,
-    /// Waits until the last owner of a ledger is gone for certain, and ends the standby of this machine.
-    pub(crate) vacated: Box<dyn Fn(LedgerId) -> BoxFuture<'static, Result<()>> + Send + Sync>,
+    /// Waits until the last owner of a ledger is gone for certain, and ends the standby of this machine. Returns the epoch of that
+    /// owner.
+    pub(crate) vacated: Box<dyn Fn(LedgerId) -> BoxFuture<'static, Result<Epoch>> + Send + Sync>,
+}
+
+/// Another node has taken the ledgers: what this process has in memory is of no use any more.
+#[derive(Debug)]
+pub(crate) struct Deposed;
+
+impl std::fmt::Display for Deposed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("another node has taken the ledgers")
+    }
+}
+
+impl std::error::Error for Deposed {}
+
+/// Why an owner of the ledgers is one no more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ended {
+    /// Another node has taken them.
+    Deposed,
+    /// The log or the store of a filesystem failed here.
+    Halted,
 }
 
 impl Node {
-    /// Takes all ledgers, if the last owner of the control ledger is the one with this epoch. After an error nothing is owned.
+    /// Takes all ledgers, if the last owner of the control ledger is the one with this epoch. After an error nothing is owned; after
+    /// [`Deposed`], the process must begin anew.
     pub(crate) async fn take(env: Env, dir: NodeDir, seat: Seat, after: Epoch) -> Result<Arc<Self>> {
         let ledgers = seat.ledgers.clone();
-        let files =
-            tokio::task::spawn_blocking(move || ledgers.open(CONTROL_LEDGER, CONTROL_CACHE_BYTES)).await??;
+        let opening = tokio::task::spawn_blocking(move || ledgers.open(CONTROL_LEDGER, CONTROL_CACHE_BYTES));
+        let files = opening.await??;
         let control = Control::open(&env, files.log.clone(), files.state.clone(), Some(after)).await?;
         let control = Arc::new(control);
-        let node = match Self::own((env, dir), seat, (control.clone(), files)).await {
-            Ok(node) => node,
-            Err(error) => {
-                control.resign().await;
+        // From now on others wait for this node, however long the rest takes.
+        let kept = control.clone();
+        let mut keeping = tokio::spawn(async move { kept.keep().await });
+        let taken = async {
+            let node = Self::own((env, dir), seat, (control.clone(), files)).await?;
+            if let Err(error) = node.serve().await {
+                let _ = node.stop(Mounts::Keep).await;
                 return Err(error);
             }
+            Ok(node)
         };
-        if let Err(error) = node.serve().await {
-            let _ = node.stop(Mounts::Keep).await;
-            return Err(error);
+        let taken = tokio::select! {
+            taken = taken => taken,
+            _ = &mut keeping => return Err(Deposed.into()),
+        };
+        match taken {
+            Ok(node) => {
+                *node.keeping.lock().await = Some(keeping);
+                Ok(node)
+            }
+            Err(error) => {
+                keeping.abort();
+                control.resign().await;
+                Err(error)
+            }
         }
-        Ok(node)
     }
 
     /// Opens the ledgers of the filesystems.
@@ -159,21 +200,26 @@ impl Node {
         self.control.epoch()
     }
 
-    /// Gives signs of life until another node has taken a ledger, or the log of one is broken.
-    pub(crate) async fn keep(&self) {
-        let look = async {
-            loop {
-                tokio::time::sleep(Duration::from_millis(500)).await;
-                let state = self.state.lock().await;
-                if state.filesystems.values().any(|entry| entry.owner.stat().halted) {
-                    return;
-                }
+    /// Waits until this node owns the ledgers no more.
+    pub(crate) async fn ended(&self) -> Ended {
+        loop {
+            tokio::time::sleep(LOOK).await;
+            if self.keeping.lock().await.as_ref().is_none_or(JoinHandle::is_finished) {
+                return Ended::Deposed;
             }
-        };
-        tokio::select! {
-            () = self.control.keep() => {}
-            () = look => {}
+            let state = self.state.lock().await;
+            if state.filesystems.values().any(|entry| entry.owner.stat().halted) {
+                return Ended::Halted;
+            }
         }
+    }
+
+    /// Gives the control ledger back at once: others own the ledgers better.
+    pub(crate) async fn give_back(&self) {
+        if let Some(keeping) = self.keeping.lock().await.take() {
+            keeping.abort();
+        }
+        self.control.resign().await;
     }
 
     /// What answers for this node.
@@ -192,8 +238,8 @@ async fn take_filesystems(
     for record in cluster.filesystems.values().cloned() {
         let name = record.name.clone();
         let opened = async {
-            (seat.vacated)(record.ledger).await?;
-            FilesystemEntry::open(parts, record).await
+            let after = (seat.vacated)(record.ledger).await?;
+            FilesystemEntry::open(parts, record, Some(after)).await
         };
         match opened.await {
             Ok(entry) => drop(filesystems.insert(name, entry)),
@@ -215,6 +261,7 @@ pub(crate) async fn found(env: &Env, dir: &NodeDir, options: &StartOptions) -> R
     let listen = options.listen.context(
         "a cluster with its logs in an engine needs an address at which others reach this machine: --address ADDRESS",
     )?;
+    choose(options)?;
     let _lock = prepare_dir(env, dir)?;
     let mut settings = Settings::default();
     settings.listen_at(Some(listen), &options.advertise)?;
@@ -233,7 +280,8 @@ pub(crate) async fn found(env: &Env, dir: &NodeDir, options: &StartOptions) -> R
     if ledgers.is_created() {
         bail!("the ledgers in {} are in files, and cannot move to an engine yet", dir.root().display());
     }
-    let mut ledgers = ledgers.with_engine(engine, &Handle::current());
+    ledgers.forget_attempt()?;
+    let ledgers = ledgers.with_engine(engine, &Handle::current());
     let opening = ledgers.clone();
     let files =
         tokio::task::spawn_blocking(move || opening.open(CONTROL_LEDGER, CONTROL_CACHE_BYTES)).await??;
@@ -253,7 +301,6 @@ pub(crate) async fn found(env: &Env, dir: &NodeDir, options: &StartOptions) -> R
         let options = options.mount_options.clone().unwrap_or_default();
         mounts.set(*first, MountPlace { path: Some(path.to_string_lossy().into_owned()), options })?;
     }
-    ledgers.set_created()?;
     // This file makes it a node.
     IdentityFiles::new(env, dir).keep_membership(&Membership {
         cluster: cluster.record.id,
@@ -265,11 +312,4 @@ pub(crate) async fn found(env: &Env, dir: &NodeDir, options: &StartOptions) -> R
     })?;
     control.resign().await;
     Ok(note)
-}
-
-/// The engine of a cluster, by the place of this node in it.
-pub(crate) async fn engine_of(env: &Env, membership: &Membership) -> Result<Option<Engine>> {
-    let Some(log) = &membership.log else { return Ok(None) };
-    let address: EngineAddress = log.parse()?;
-    Engine::connect(env, &address).await.map(Some)
 }

@@ -159,7 +159,7 @@ pub(super) fn read_proc(path: &Path) -> Result<String> {
 }
 
 /// Drives and profile of a new cluster, checked against each other before the first write.
-fn choose(options: &StartOptions) -> Result<(u32, Profile)> {
+pub(super) fn choose(options: &StartOptions) -> Result<(u32, Profile)> {
     if options.drives.is_some() && !options.drive_paths.is_empty() {
         bail!(
             "--drives and --drive exclude each other: the first makes files, the second names devices or files"
@@ -399,7 +399,7 @@ async fn open_filesystems(
         records.into_iter().partition(|record| MountProcess::find(parts.env, parts.dir, record.id).is_some());
     for record in others.into_iter().chain(waiting) {
         let name = record.name.clone();
-        let entry = FilesystemEntry::open(parts, record).await;
+        let entry = FilesystemEntry::open(parts, record, None).await;
         filesystems.insert(name.clone(), entry.with_context(|| format!("opening filesystem {name}"))?);
     }
     Ok(filesystems)

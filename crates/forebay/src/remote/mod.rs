@@ -244,8 +244,9 @@ async fn follow_owner(
     ledger: LedgerId,
     publish: watch::Sender<Arc<dyn MetaService>>,
 ) {
-    while !publish.is_closed() {
+    loop {
         tokio::select! {
+            () = publish.closed() => return,
             () = seat.lost() => {}
             () = owner.changed() => {
                 let next = owner.peer().await;

@@ -82,6 +82,11 @@ impl Core {
         if let Some(refused) = self.refused(id, request) {
             return refused;
         }
+        if !matches!(request, MetaRequest::Heartbeat { .. })
+            && let Err(error) = self.wake(id.session, now)
+        {
+            return Executed::reply(Err(error), Seq(0));
+        }
         let slot_key = self.keys.slot(id.session, id.slot);
         let mut op = self.begin(id, now);
         // What the session gets now counts once the next owner waits for it.

@@ -31,6 +31,14 @@ impl Core {
         self.note_beat(session, now)
     }
 
+    /// A request of a session is executed, perhaps long after it was sent: the session does not rest.
+    pub(super) fn wake(&mut self, session: SessionId, now: Now) -> Result<(), FsError> {
+        match self.volatile.idle.remove(&session) && self.volatile.silent.contains_key(&session) {
+            true => self.internal(now, |op| op.mark_silent(session, false)),
+            false => Ok(()),
+        }
+    }
+
     /// Notes that a session has sent a heartbeat. One that holds nothing goes on holding nothing.
     pub fn note_beat(&mut self, session: SessionId, now: Now) -> Result<(), FsError> {
         let Volatile { sessions, silent, idle, .. } = &self.volatile;

@@ -377,6 +377,15 @@ fn what_a_session_gets_after_a_rest_counts_once_the_next_owner_waits_for_it() {
     }
     let next = ledger.take_over();
     assert!(next.core.is_recovering());
+    // A request that waited for others while its session got the mark.
+    let (mut ledger, session) = after_a_rest(|_, _| {});
+    let id = ledger.next_id(session);
+    match ledger.core.execute(id, Terms::default(), &MetaRequest::GetAttr { ino: Ino::ROOT }, ledger.now) {
+        Executed::Reply { reply: Ok(_), after, .. } => assert!(after > ledger.core.committed_seq()),
+        _ => panic!("it is answered"),
+    }
+    let next = ledger.take_over();
+    assert!(next.core.is_recovering());
     // One that has not claimed what it has is not idle.
     let mut next = ledger.take_over();
     next.pass(10_000_000_000);
