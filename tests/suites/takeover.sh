@@ -137,13 +137,16 @@ owner_stops() {
 no_quorum() {
     local here
     here=$(owner 1)
-    under "$here" engine_away
+    under "$here" engine_away "$here"
     wait_until 90 healthy "$here"
 }
 engine_away() {
+    local status=0
     pkill -STOP -f "data-dir $WORK/etcd[12] "
     sleep 4
+    status "$1" | jq -e '.problems[0] | contains("engine with the logs does not answer")' || status=1
     pkill -CONT -f "data-dir $WORK/etcd[12] "
+    return "$status"
 }
 
 # All processes die at once. In any order they find their way.

@@ -135,7 +135,12 @@ impl Manager {
     /// What this node knows by itself.
     async fn alone(&self) -> NodeStatus {
         let open = self.member.host.services().await.len();
-        let why = lock(&self.member.problem).clone().unwrap_or_else(|| "it takes too long".to_owned());
+        let why = match (self.member.role(), &self.member.engine) {
+            (Some(role), Some(engine)) if !role.holds() => {
+                format!("it is this one, and the engine with the logs does not answer it ({engine})")
+            }
+            _ => lock(&self.member.problem).clone().unwrap_or_else(|| "it takes too long".to_owned()),
+        };
         NodeStatus {
             alone: true,
             state: "degraded".to_owned(),

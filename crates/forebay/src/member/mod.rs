@@ -84,6 +84,26 @@ fn refuse_foreign(membership: &Membership, options: &StartOptions) -> Result<()>
     Ok(())
 }
 
+/// The place of this node in its cluster, changed by the options of this start.
+fn kept_membership(identity: &IdentityFiles, options: &StartOptions) -> Result<Membership> {
+    let mut membership = identity.membership()?.context("this node has not joined a cluster")?;
+    refuse_foreign(&membership, options)?;
+    let known = membership.clone();
+    if let Some(log) = &known.log
+        && let Some(next) = &options.log
+    {
+        membership.log = Some(log.parse::<EngineAddress>()?.moved_to(next.clone())?.to_string());
+    }
+    if options.listen.is_some() || !options.advertise.is_empty() {
+        membership.listen = options.listen.unwrap_or(membership.listen);
+        membership.addresses = reached_at(membership.listen, options.advertise.clone())?;
+    }
+    if membership != known {
+        identity.keep_membership(&membership)?;
+    }
+    Ok(membership)
+}
+
 /// A node that joined a cluster.
 pub(crate) struct Member {
     env: Env,
@@ -147,19 +167,7 @@ impl Member {
     pub(crate) async fn start(env: Env, dir: NodeDir, options: StartOptions) -> Result<Arc<Self>> {
         let (runtime, held) = (Handle::current(), prepare_dir(&env, &dir)?);
         let identity = IdentityFiles::new(&env, &dir);
-        let mut membership = identity.membership()?.context("this node has not joined a cluster")?;
-        refuse_foreign(&membership, &options)?;
-        if let Some(known) = &membership.log
-            && let Some(next) = &options.log
-        {
-            membership.log = Some(known.parse::<EngineAddress>()?.moved_to(next.clone())?.to_string());
-            identity.keep_membership(&membership)?;
-        }
-        if options.listen.is_some() || !options.advertise.is_empty() {
-            membership.listen = options.listen.unwrap_or(membership.listen);
-            membership.addresses = reached_at(membership.listen, options.advertise.clone())?;
-            identity.keep_membership(&membership)?;
-        }
+        let membership = kept_membership(&identity, &options)?;
         let settings = kept_settings(
             &env,
             &dir,

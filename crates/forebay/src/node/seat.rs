@@ -200,6 +200,11 @@ impl Node {
         self.control.epoch()
     }
 
+    /// Whether it is the only owner of the control ledger for certain.
+    pub(crate) fn holds(&self) -> bool {
+        self.control.holds()
+    }
+
     /// Waits until this node owns the ledgers no more.
     pub(crate) async fn ended(&self) -> Ended {
         loop {

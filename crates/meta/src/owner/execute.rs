@@ -82,17 +82,12 @@ impl Core {
         if let Some(refused) = self.refused(id, request) {
             return refused;
         }
-        if !matches!(request, MetaRequest::Heartbeat { .. })
-            && let Err(error) = self.wake(id.session, now)
-        {
+        if let Err(error) = self.wake(id.session, request, now) {
             return Executed::reply(Err(error), Seq(0));
         }
         let slot_key = self.keys.slot(id.session, id.slot);
         let mut op = self.begin(id, now);
-        // What the session gets now counts once the next owner waits for it.
-        if op.volatile.woken.contains_key(&id.session)
-            && let Err(error) = op.must_be_heard()
-        {
+        if let Err(error) = op.must_be_awake() {
             return Executed::reply(Err(error), Seq(0));
         }
         // Only a repetition waits for the request that was in the slot before.

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use base::{FsError, Seq, SessionId};
-use wire::meta::{Claim, RequestId, Resumed};
+use wire::meta::{Claim, MetaRequest, RequestId, Resumed};
 
 use super::{Core, Now, SESSION_KEPT_NS, Stop, Volatile};
 
@@ -32,8 +32,15 @@ impl Core {
     }
 
     /// A request of a session is executed, perhaps long after it was sent: the session does not rest.
-    pub(super) fn wake(&mut self, session: SessionId, now: Now) -> Result<(), FsError> {
-        match self.volatile.idle.remove(&session) && self.volatile.silent.contains_key(&session) {
+    pub(super) fn wake(
+        &mut self,
+        session: SessionId,
+        request: &MetaRequest,
+        now: Now,
+    ) -> Result<(), FsError> {
+        let Volatile { idle, silent, .. } = &mut self.volatile;
+        let is_beat = matches!(request, MetaRequest::Heartbeat { .. });
+        match !is_beat && idle.remove(&session) && silent.contains_key(&session) {
             true => self.internal(now, |op| op.mark_silent(session, false)),
             false => Ok(()),
         }

@@ -82,6 +82,11 @@ impl Op<'_> {
         self.txn.get_bytes(&self.keys.session(self.session)).map(drop)
     }
 
+    /// What a session gets after a rest counts once the next owner waits for it.
+    pub(super) fn must_be_awake(&self) -> Result<(), FsError> {
+        if self.volatile.woken.contains_key(&self.session) { self.must_be_heard() } else { Ok(()) }
+    }
+
     /// The oldest ledger version that running reads use. Those of a session that was not heard of for too long do not count.
     pub(super) fn oldest_in_use(&self) -> u64 {
         let Volatile { sessions, leases, .. } = &*self.volatile;
