@@ -18,6 +18,7 @@ etcd_start() {
         --listen-client-urls "http://$(address "$node"):2379" --advertise-client-urls "http://$(address "$node"):2379" \
         --listen-peer-urls "http://$(address "$node"):2380" --initial-advertise-peer-urls "http://$(address "$node"):2380" \
         --logger zap --log-outputs "$WORK/etcd$node.log" </dev/null >/dev/null 2>&1 &
+    disown
 }
 etcd_answers() { on 1 timeout 3 curl -sf "http://$(address "$1"):2379/health" | grep -q true; }
 ENGINE="etcd://$(address 1):2379,$(address 2):2379,$(address 3):2379"
