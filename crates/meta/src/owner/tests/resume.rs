@@ -386,10 +386,12 @@ fn what_a_session_gets_after_a_rest_counts_once_the_next_owner_waits_for_it() {
     }
     let next = ledger.take_over();
     assert!(next.core.is_recovering());
-    // One that has not claimed what it has is not idle.
+    // One that has not claimed what it has is not idle, also if it asks.
     let mut next = ledger.take_over();
+    next.core.note_request(session, next.now).unwrap();
+    next.commit();
     next.pass(10_000_000_000);
-    next.core.note_beat(session, next.now).unwrap();
+    beat(&mut next, session);
     next.core.expire_sessions(next.now).unwrap();
     assert!(next.take_over().core.is_recovering());
 }
