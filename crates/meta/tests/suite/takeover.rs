@@ -226,21 +226,23 @@ fn an_owner_that_is_cut_off_answers_nothing_before_another_node_may_take_the_led
         let rival = || standby(&second, &Arc::new(MemState::default()), &one, 2);
         let taken = tokio::time::timeout(Duration::from_secs(60), rival().follow(&*env.clock)).await;
         assert!(taken.is_err());
-        first.cut.store(true, Ordering::Relaxed);
         let read = MetaRequest::GetAttr { ino: Ino::ROOT };
-        assert!(ask(&one, session, 2, read.clone()).await.is_ok(), "its lease has not ended");
+        // The session rested: the log must have its first request.
+        assert!(ask(&one, session, 2, read.clone()).await.is_ok());
+        first.cut.store(true, Ordering::Relaxed);
+        assert!(ask(&one, session, 3, read.clone()).await.is_ok(), "its lease has not ended");
         let began = Instant::now();
         rival().follow(&*env.clock).await.unwrap();
         assert!(began.elapsed() >= LEASE * 9 / 10 && began.elapsed() < LEASE * 2, "{:?}", began.elapsed());
-        assert_eq!(ask(&one, session, 3, read.clone()).await, Err(FsError::Disconnected));
+        assert_eq!(ask(&one, session, 4, read.clone()).await, Err(FsError::Disconnected));
         assert_eq!(one.connect(Arc::new(Deaf)).await, Err(FsError::Disconnected));
         // Nobody took it, so it goes on.
         first.cut.store(false, Ordering::Relaxed);
         tokio::time::sleep(LEASE).await;
-        assert!(ask(&one, session, 4, read.clone()).await.is_ok());
+        assert!(ask(&one, session, 5, read.clone()).await.is_ok());
         let two = open(&second, &env, EarlierSessions::Resume).await;
         tokio::time::sleep(LEASE).await;
-        assert_eq!(ask(&one, session, 5, read).await, Err(FsError::Disconnected));
+        assert_eq!(ask(&one, session, 6, read).await, Err(FsError::Disconnected));
         assert!(one.stat().halted && !two.stat().halted);
         assert!(one.problem().unwrap().contains("another owner"));
     });
