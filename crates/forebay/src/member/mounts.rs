@@ -24,7 +24,7 @@ const WRITE_OUT: Duration = Duration::from_secs(60);
 const RETRY_NS: u64 = 10_000_000_000;
 
 /// The node that owns the ledgers, as far as it is known, and all nodes.
-type Cast<'a> = (Option<NodeId>, &'a [NodeAddresses]);
+type OwnerAndNodes<'a> = (Option<NodeId>, &'a [NodeAddresses]);
 
 /// The mounts of this node.
 pub(super) struct MemberMounts {
@@ -81,7 +81,7 @@ impl MemberMounts {
         }
     }
 
-    fn spec(&self, id: u32, mount: &MemberMount, (owner, nodes): Cast<'_>) -> Spec {
+    fn spec(&self, id: u32, mount: &MemberMount, (owner, nodes): OwnerAndNodes<'_>) -> Spec {
         Spec {
             dir: self.dir.root().to_owned(),
             id,
@@ -108,7 +108,7 @@ impl MemberMounts {
         }
     }
 
-    async fn start(&self, id: u32, mount: &MemberMount, nodes: Cast<'_>) -> Result<()> {
+    async fn start(&self, id: u32, mount: &MemberMount, nodes: OwnerAndNodes<'_>) -> Result<()> {
         let (env, spec) = (self.env.clone(), self.spec(id, mount, nodes));
         let start = move || -> Result<MountProcess> {
             if !env.files.exists(&spec.path) {
@@ -132,7 +132,7 @@ impl MemberMounts {
         (id, name): (u32, &str),
         path: Option<PathBuf>,
         options: Option<String>,
-        nodes: Cast<'_>,
+        nodes: OwnerAndNodes<'_>,
     ) -> Result<(), AdminError> {
         let known = self.places.of(id);
         let path = path.or(known.path.map(PathBuf::from)).unwrap_or_else(|| self.dir.default_mount());
@@ -197,7 +197,7 @@ impl MemberMounts {
     }
 
     /// Mounts again what should be mounted and is not, and forgets what users have unmounted by hand.
-    pub(super) async fn look_after(&self, nodes: Cast<'_>) {
+    pub(super) async fn look_after(&self, nodes: OwnerAndNodes<'_>) {
         let now_ns = self.env.clock.boot_ns();
         let ids: Vec<u32> = lock(&self.mounts).keys().copied().collect();
         for id in ids {
@@ -220,7 +220,7 @@ impl MemberMounts {
         }
     }
 
-    async fn mount_again(&self, id: u32, mount: &MemberMount, nodes: Cast<'_>) {
+    async fn mount_again(&self, id: u32, mount: &MemberMount, nodes: OwnerAndNodes<'_>) {
         if let Err(error) = self.start(id, mount, nodes).await {
             tracing::error!(filesystem = mount.name, error = %format!("{error:#}"), "cannot mount, trying again");
         }
