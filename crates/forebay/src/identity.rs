@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use base::env::Env;
-use base::{ClusterId, NodeId};
+use base::{ClusterId, Epoch, NodeId};
 use control::{Authority, NewKey};
 use serde::{Deserialize, Serialize};
 use wire::cluster::NodeAddresses;
@@ -15,6 +15,8 @@ use crate::node::NodeDir;
 
 /// The first node of a cluster. It owns all ledgers where their logs are files, which no other node reaches.
 pub(crate) const OWNER: NodeId = NodeId(0);
+/// What it tells others as its epoch then.
+pub(crate) const ONLY_EPOCH: Epoch = Epoch(1);
 
 /// The name of this machine.
 pub(crate) fn hostname() -> String {

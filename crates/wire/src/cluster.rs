@@ -65,8 +65,10 @@ pub struct Joined {
     /// The nodes, with their addresses.
     pub nodes: Vec<NodeAddresses>,
     /// The engine that has the logs of the ledgers, as `start --log` takes it; empty: files at their owner.
+    #[serde(default)]
     pub log: String,
     /// The key of the cluster's authority (PEM), if the node may come to own the ledgers; else empty.
+    #[serde(default)]
     pub authority_key: String,
 }
 

@@ -199,7 +199,7 @@ fn serve(dir: &NodeDir, args: StartArgs) -> Result<()> {
 /// Why a node serves no more.
 enum Ended {
     Stopped,
-    /// Another node owns the ledgers that this one owned.
+    /// This node does not own the ledgers any more that it owned.
     Deposed,
 }
 
@@ -213,7 +213,7 @@ fn begin_anew() -> anyhow::Error {
         Err(Command::new("/proc/self/exe").args(std::env::args_os().skip(1)).env(ANEW, "1").exec().into())
     };
     match again() {
-        Err(error) => error.context("beginning anew, because another node owns the metadata"),
+        Err(error) => error.context("beginning anew, because this node does not own the metadata any more"),
     }
 }
 
@@ -289,7 +289,7 @@ fn run(dir: &NodeDir, args: &StartArgs) -> Result<Ended> {
         let asked = tokio::select! {
             asked = asked.wait_for(|asked| asked.is_some()) => asked,
             () = node.deposed() => {
-                tracing::error!("another node owns the metadata now: this process begins anew");
+                tracing::error!("this node does not own the metadata any more: its process begins anew");
                 return Ok(Ended::Deposed);
             }
         };

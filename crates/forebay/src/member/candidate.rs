@@ -21,8 +21,6 @@ use crate::node::{CONTROL_CACHE_BYTES, Deposed, Ended, MetaDirs, Mounts, Node, S
 
 /// The number of nodes that may own ledgers: the first ones of the cluster.
 const CANDIDATES_MAX: usize = 3;
-/// How long owners keep the log for a standby that is away.
-const WAIT: Duration = STANDBY_WAIT_MAX;
 /// Pause after a ledger could not be followed or taken.
 const PAUSE: Duration = Duration::from_secs(1);
 /// Pause after this node could not own the ledgers, and after the engine did not answer.
@@ -84,9 +82,7 @@ impl Candidate {
     /// Whether a node is among those that may own ledgers, by the control ledger itself: a node that was removed hears nothing of
     /// that from others.
     async fn may_own(&self, node: NodeId) -> Result<bool> {
-        let ledgers = self.ledgers.clone();
-        let opening = tokio::task::spawn_blocking(move || ledgers.open(CONTROL_LEDGER, CONTROL_CACHE_BYTES));
-        let files = opening.await??;
+        let files = self.ledgers.opened(CONTROL_LEDGER, CONTROL_CACHE_BYTES).await?;
         let cluster = Cluster::of(&Control::view_only(files.state.clone()).view()?)?;
         Ok(is_candidate(&cluster, node))
     }
@@ -99,15 +95,14 @@ impl Candidate {
 
 impl Member {
     async fn standby(self: &Arc<Self>, candidate: &Candidate, ledger: LedgerId) -> Result<Standby> {
-        let (ledgers, cache_bytes) = (candidate.ledgers.clone(), self.cache_bytes(ledger));
-        let files = tokio::task::spawn_blocking(move || ledgers.open(ledger, cache_bytes)).await??;
+        let files = candidate.ledgers.opened(ledger, self.cache_bytes(ledger)).await?;
         Ok(Standby::new(StandbyOptions {
             ledger,
             log: files.log.clone(),
             state: files.state.clone(),
             owner: Arc::new(OwnerAnywhere { member: self.clone(), ledger }),
             replica: u64::from(self.network.here().0) + 1,
-            wait: WAIT,
+            wait: STANDBY_WAIT_MAX,
         })?)
     }
 
@@ -125,23 +120,22 @@ impl Member {
         let mut standbys = lock(&candidate.standbys);
         standbys.retain(|ledger, _| wanted.contains(ledger));
         for ledger in wanted {
-            standbys.entry(ledger).or_insert_with(|| {
-                let vacant = Arc::new(Mutex::new(None));
-                let following = follow(self.clone(), candidate.clone(), ledger, vacant.clone());
-                Following { task: self.runtime.spawn(following), vacant }
-            });
+            standbys.entry(ledger).or_insert_with(|| self.following(candidate, ledger));
         }
+    }
+
+    /// Begins to follow a ledger of a filesystem.
+    fn following(self: &Arc<Self>, candidate: &Arc<Candidate>, ledger: LedgerId) -> Following {
+        let vacant = Vacant::default();
+        let following = follow(self.clone(), candidate.clone(), ledger, vacant.clone());
+        Following { task: self.runtime.spawn(following), vacant }
     }
 
     /// Waits until the last owner of a ledger is gone, and stops following it. Returns its epoch.
     async fn vacated(self: &Arc<Self>, candidate: &Arc<Candidate>, ledger: LedgerId) -> Result<Epoch> {
         let vacant = {
             let mut standbys = lock(&candidate.standbys);
-            let following = standbys.entry(ledger).or_insert_with(|| {
-                let vacant = Arc::new(Mutex::new(None));
-                let following = follow(self.clone(), candidate.clone(), ledger, vacant.clone());
-                Following { task: self.runtime.spawn(following), vacant }
-            });
+            let following = standbys.entry(ledger).or_insert_with(|| self.following(candidate, ledger));
             following.vacant.clone()
         };
         let seen = async {

@@ -15,7 +15,7 @@ use wire::link::RemoteCluster;
 use wire::view::{NEWS_WAIT_MAX, ViewReply, ViewRequest, ViewService};
 
 use super::Member;
-use crate::identity::OWNER;
+use crate::identity::{ONLY_EPOCH, OWNER};
 
 /// How long a node may take to say whether it is the owner.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(2);
@@ -39,7 +39,7 @@ impl KnownOwner {
     pub(super) fn new(may_move: bool) -> Self {
         let known = Self { newest: watch::Sender::new(None), node: watch::Sender::new(None) };
         if !may_move {
-            known.note(Owner { node: OWNER, epoch: Epoch(1) });
+            known.note(Owner { node: OWNER, epoch: ONLY_EPOCH });
         }
         known
     }

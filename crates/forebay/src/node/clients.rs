@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use base::env::Env;
-use base::{DriveId, Epoch, FsError, LedgerId};
+use base::{DriveId, FsError, LedgerId};
 use client::Client;
 use tokio::net::UnixListener;
 use tokio::runtime::Handle;
@@ -22,7 +22,7 @@ use wire::replica::ReplicaService;
 use wire::view::{FilesystemView, NEWS_WAIT_MAX, ViewReply, ViewRequest, ViewService};
 
 use super::{NodeDir, State};
-use crate::identity::OWNER;
+use crate::identity::{ONLY_EPOCH, OWNER};
 
 /// The name of the socket.
 pub(crate) const CLIENTS_SOCKET: &str = "clients.sock";
@@ -32,9 +32,6 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Views of the filesystems, by name.
 #[derive(Default)]
 struct Views(Mutex<BTreeMap<String, watch::Receiver<Arc<FilesystemView>>>>);
-
-/// What the owner says for its epoch where it is always the same node.
-const ONLY_EPOCH: Epoch = Epoch(1);
 
 impl Views {
     fn all(&self) -> MutexGuard<'_, BTreeMap<String, watch::Receiver<Arc<FilesystemView>>>> {

@@ -24,6 +24,7 @@ use wire::cluster::NodeAddresses;
 use wire::drive::DriveStat;
 use wire::meta::MetaService;
 use wire::position::Position;
+use wire::replica::STANDBY_WAIT_MAX;
 use wire::tier::TierStat;
 use wire::view::FilesystemView;
 
@@ -39,8 +40,6 @@ use super::tiers::TierEntry;
 use super::{Mounts, NodeDir};
 use crate::mount::MountProcess;
 
-/// For how long a new owner keeps the log for standbys of the earlier one.
-const STANDBY_GRACE: Duration = Duration::from_secs(60);
 /// Limit of counting owed shards for `status`.
 const OWED_COUNTED_MAX: usize = 100_000;
 /// An extent that was placed earlier than this before a scan of the maps is in it, or never will be.
@@ -235,7 +234,7 @@ async fn open_owner(
     let (cache_bytes, unstored_bytes_max) = (memory.store_cache_bytes, memory.unstored_bytes);
     let earlier_sessions = if has_others { EarlierSessions::ResumeElsewhere } else { EarlierSessions::End };
     // A log of files has no standbys.
-    let standby_grace = if meta_dirs.engine().is_some() { STANDBY_GRACE } else { Duration::ZERO };
+    let standby_grace = if meta_dirs.engine().is_some() { STANDBY_WAIT_MAX } else { Duration::ZERO };
     let open = move || -> Result<_> {
         let files = meta_dirs.open(ledger, cache_bytes)?;
         let options = OwnerOptions {

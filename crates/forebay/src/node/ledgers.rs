@@ -150,7 +150,7 @@ impl MetaDirs {
     }
 
     /// Records that a cluster exists: from now on a start that finds none fails.
-    pub(crate) fn set_created(&mut self) -> Result<()> {
+    pub(super) fn set_created(&mut self) -> Result<()> {
         if self.record.created {
             return Ok(());
         }
@@ -163,7 +163,7 @@ impl MetaDirs {
     }
 
     /// Number of local stores of each ledger.
-    pub(crate) fn stores(&self) -> usize {
+    pub(super) fn stores(&self) -> usize {
         self.record.dirs.len().min(STORES_MAX)
     }
 
@@ -196,11 +196,17 @@ impl MetaDirs {
     }
 
     /// Opens a ledger, or creates it. Must not run on a thread of the runtime: it waits for disks and the engine.
-    pub(crate) fn open(&self, ledger: LedgerId, cache_bytes: usize) -> Result<LedgerFiles> {
+    pub(super) fn open(&self, ledger: LedgerId, cache_bytes: usize) -> Result<LedgerFiles> {
         match &self.engine {
             Some(logs) => self.open_in_engine(logs, ledger, cache_bytes),
             None => self.open_files(ledger, cache_bytes),
         }
+    }
+
+    /// As [`MetaDirs::open`], for a task of the runtime.
+    pub(crate) async fn opened(&self, ledger: LedgerId, cache_bytes: usize) -> Result<LedgerFiles> {
+        let dirs = self.clone();
+        tokio::task::spawn_blocking(move || dirs.open(ledger, cache_bytes)).await?
     }
 
     fn open_in_engine(&self, logs: &EngineLogs, ledger: LedgerId, cache_bytes: usize) -> Result<LedgerFiles> {

@@ -30,7 +30,7 @@ use super::memory::MemoryPlan;
 use super::network::{Network, addresses_of, ready_owner};
 use super::others::{ForOthers, Others};
 use super::settings::Settings;
-use super::start::{CONTROL_CACHE_BYTES, StartOptions, choose, create_cluster, paced, prepare_dir};
+use super::start::{CONTROL_CACHE_BYTES, StartOptions, paced, plan_cluster, prepare_dir};
 use super::users::open_accounts;
 use super::{Mounts, Node, NodeDir, NodeParts, State};
 use crate::engine::Engine;
@@ -87,9 +87,7 @@ impl Node {
     /// Takes all ledgers, if the last owner of the control ledger is the one with this epoch. After an error nothing is owned; after
     /// [`Deposed`], the process must begin anew.
     pub(crate) async fn take(env: Env, dir: NodeDir, seat: Seat, after: Epoch) -> Result<Arc<Self>> {
-        let ledgers = seat.ledgers.clone();
-        let opening = tokio::task::spawn_blocking(move || ledgers.open(CONTROL_LEDGER, CONTROL_CACHE_BYTES));
-        let files = opening.await??;
+        let files = seat.ledgers.opened(CONTROL_LEDGER, CONTROL_CACHE_BYTES).await?;
         let control = Control::open(&env, files.log.clone(), files.state.clone(), Some(after)).await?;
         let control = Arc::new(control);
         // From now on others wait for this node, however long the rest takes.
@@ -214,7 +212,8 @@ impl Node {
             }
             let state = self.state.lock().await;
             if state.filesystems.values().any(|entry| entry.owner.stat().halted) {
-                return Ended::Halted;
+                // A node that has taken the ledgers stops the owners here one after another.
+                return if self.control.holds() { Ended::Halted } else { Ended::Deposed };
             }
         }
     }
@@ -266,7 +265,6 @@ pub(crate) async fn found(env: &Env, dir: &NodeDir, options: &StartOptions) -> R
     let listen = options.listen.context(
         "a cluster with its logs in an engine needs an address at which others reach this machine: --address ADDRESS",
     )?;
-    choose(options)?;
     let _lock = prepare_dir(env, dir)?;
     let mut settings = Settings::default();
     settings.listen_at(Some(listen), &options.advertise)?;
@@ -287,14 +285,14 @@ pub(crate) async fn found(env: &Env, dir: &NodeDir, options: &StartOptions) -> R
     }
     ledgers.forget_attempt()?;
     let ledgers = ledgers.with_engine(engine, &Handle::current());
-    let opening = ledgers.clone();
-    let files =
-        tokio::task::spawn_blocking(move || opening.open(CONTROL_LEDGER, CONTROL_CACHE_BYTES)).await??;
-    let control = Control::open(env, files.log.clone(), files.state.clone(), Some(Epoch(0))).await?;
-    control.begin(env, &Evidence::default()).await?;
     let (drives, mounts) =
         (LocalDrives::load(env, dir, Vec::new())?, LocalMounts::load(env, dir, Vec::new())?);
-    let note = create_cluster(env, dir, &control, record, (&drives, &mounts), options).await?;
+    // First what may fail: nothing is in the engine then.
+    let (plan, note) = plan_cluster(env, dir, record, (&drives, &mounts), options)?;
+    let files = ledgers.opened(CONTROL_LEDGER, CONTROL_CACHE_BYTES).await?;
+    let control = Control::open(env, files.log.clone(), files.state.clone(), Some(Epoch(0))).await?;
+    control.begin(env, &Evidence::default()).await?;
+    control.commit(plan.change(&control.view()?)).await?;
     ready_owner(env, dir, &control, &settings).await?;
     open_accounts(env, dir, &control).await?;
     let cluster = Cluster::of(&control.view()?)?;

@@ -159,7 +159,7 @@ pub(super) fn read_proc(path: &Path) -> Result<String> {
 }
 
 /// Drives and profile of a new cluster, checked against each other before the first write.
-pub(super) fn choose(options: &StartOptions) -> Result<(u32, Profile)> {
+fn choose(options: &StartOptions) -> Result<(u32, Profile)> {
     if options.drives.is_some() && !options.drive_paths.is_empty() {
         bail!(
             "--drives and --drive exclude each other: the first makes files, the second names devices or files"
@@ -183,22 +183,20 @@ pub(super) fn choose(options: &StartOptions) -> Result<(u32, Profile)> {
     Ok((count, profile))
 }
 
-/// Returns what to tell about the drives.
-pub(super) async fn create_cluster(
+/// Makes the drives of a new cluster, and plans its records. Also returns what to tell about the drives.
+pub(super) fn plan_cluster(
     env: &Env,
     dir: &NodeDir,
-    control: &Control,
     record: ClusterRecord,
     (paths, mounts): (&LocalDrives, &LocalMounts),
     options: &StartOptions,
-) -> Result<Option<String>> {
+) -> Result<(Plan, Option<String>)> {
     let (count, profile) = choose(options)?;
     let trim = options.trim.unwrap_or_default();
     let counts = (count, u32::from(profile.n()));
     let planned = plan_drives(env, dir, &options.drive_paths, counts, options.drive_bytes, trim)?;
     let drives = format_drives(env, (record.id, OWNER), record.next_drive, &planned.drives)?;
     paths.set(drives.iter().map(|(drive, path)| (drive.uuid, path.clone())))?;
-    let view = control.view()?;
     let mut plan = Plan::new(Cluster::new(record));
     plan.set_cluster(|cluster| cluster.next_drive += drives.len() as u32);
     let id = plan.next_node();
@@ -212,8 +210,7 @@ pub(super) async fn create_cluster(
     let options = options.mount_options.clone().unwrap_or_default();
     mounts.set(filesystem.id, MountPlace { path: None, options })?;
     plan.add_filesystem(filesystem, &up, env.random.next_u64())?;
-    control.commit(plan.change(&view)).await?;
-    Ok(planned.note)
+    Ok((plan, planned.note))
 }
 
 /// Refuses another number of drives or another profile for an existing cluster.
@@ -625,7 +622,8 @@ async fn open_control(
             control.begin(env, &Evidence::default()).await?;
             let local = (&local_drives, &local_mounts);
             let record = Control::new_cluster(env);
-            let note = create_cluster(env, dir, &control, record, local, options).await?;
+            let (plan, note) = plan_cluster(env, dir, record, local, options)?;
+            control.commit(plan.change(&control.view()?)).await?;
             created = Some(Created { note });
         }
         Err(error) => return Err(error.into()),

@@ -88,8 +88,8 @@ impl Standby {
     }
 
     /// Applies new entries of the log to the store about once a second, until the ledger is vacant: the owner has given no
-    /// sign of life for the lease of the log, or has given the ledger back. Returns the epoch of the last seal: whoever takes
-    /// the ledger, at once and after that epoch, takes it from nobody. Other nodes may see the same vacancy.
+    /// sign of life for the lease of the log, or has given the ledger back. Returns the epoch of the last seal: a node that
+    /// takes the ledger at once, and after that epoch, takes it from nobody. Other nodes may see the same vacancy.
     ///
     /// While the log does not answer, it waits. If the log was trimmed beyond the end of the store, it takes a copy of the
     /// owner's store; without an owner, it waits for one.

@@ -18,7 +18,7 @@ use crate::state::State;
 const TRIM_ENTRIES: u64 = 256;
 /// The pause between two looks at how far the log may be trimmed.
 const TRIM_LOOK_EVERY: Duration = Duration::from_secs(5);
-/// After so many looks the log is trimmed in any case, if by nothing: its engine forgets signs of life only then.
+/// After this number of looks the log is asked to trim even if nothing is to go: its engine forgets old signs of life then.
 const TRIM_LOOKS: u32 = 60;
 
 /// Whether this is still the owner.
@@ -72,7 +72,7 @@ impl Ownership {
 
 impl Records {
     /// Whether this is the only owner for certain now: then its records are the newest ones. A change may be tried all the
-    /// same. Whoever answers others from the records asks this after having read them.
+    /// same. A caller that answers others from the records asks this after it has read them.
     pub fn holds(&self) -> bool {
         self.ownership.as_ref().is_some_and(|ownership| {
             ownership.standing() == Standing::Owner && ownership.tenure.holds(&ownership.env)

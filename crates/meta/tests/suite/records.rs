@@ -60,7 +60,7 @@ async fn keys_in(log: &MemLog) -> Vec<String> {
     changes.map(|(key, _)| String::from_utf8_lossy(&key).into_owned()).collect()
 }
 
-/// Runs the owner's work meanwhile. It must not end before.
+/// Runs the owner's own work beside this one, which must end first.
 async fn while_kept<T>(records: &Records, work: impl Future<Output = T>) -> T {
     tokio::select! {
         biased;
