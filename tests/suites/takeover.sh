@@ -5,7 +5,7 @@ LIMIT_S=$([ "${FOREBAY_TEST_LONG:-0}" = 1 ] && echo 3600 || echo 400)
 source "$(dirname "$0")/../lib.sh"
 [ "$PLAIN" = 1 ] && exit 0
 source "$(dirname "$0")/../machines.sh"
-NODES=(1 2 3)
+NODES=(1 2 3 4)
 # The machine with the owner dies so often.
 ROUNDS=$([ "$LONG" = 1 ] && echo 20 || echo 1)
 
@@ -27,7 +27,7 @@ ENGINE="etcd://$(address 1):2379,$(address 2):2379,$(address 3):2379"
 owner() { on "$1" timeout 30 "$FOREBAY" node list "$WORK/$1" --json | jq -e '[.[] | select(.owner)][0].id + 1'; }
 owner_is_not() { [ "$(owner "$1")" != "$2" ]; }
 # Some machine but these.
-another() { printf '%s\n' "${NODES[@]}" | grep -vx -f <(printf '%s\n' "$@") | head -1; }
+another() { printf '%s\n' 1 2 3 | grep -vx -f <(printf '%s\n' "$@") | head -1; }
 
 # --- checks --------------------------------------------------------------------------------------------------------
 
@@ -43,7 +43,9 @@ bad_engines() {
 begin() {
     local node token
     for node in 1 2 3; do wait_until 30 etcd_answers "$node"; done
-    for node in 1 2 3; do echo "$WORK/$node" >>"$WORK/.nodes"; done
+    for node in 1 2 3 4; do echo "$WORK/$node" >>"$WORK/.nodes"; done
+    # An attempt that fails leaves nothing in the way.
+    expect_fail "no such device" on 1 "$FOREBAY" start "$WORK/1" --log "$ENGINE?prefix=test" --drive /dev/none --address "$(address 1)"
     on 1 timeout 120 "$FOREBAY" start "$WORK/1" --log "$ENGINE?prefix=test" --drives 2 --drive-size 512MiB --profile r2 \
         --memory "$MEMORY" --address "$(address 1)" </dev/null
     mounted 1
@@ -150,6 +152,36 @@ engine_away() {
     return "$status"
 }
 
+# A node starts without etcd, serves its drives, and follows once etcd is back.
+starts_without_etcd() {
+    local here other worked=0
+    here=$(owner 1)
+    other=$(another "$here")
+    kill -KILL "$(member_pid "$other")"
+    pkill -STOP -f "data-dir $WORK/etcd[123] "
+    member_start "$other" || worked=1
+    pkill -CONT -f "data-dir $WORK/etcd[123] "
+    [ "$worked" = 0 ]
+    wait_until 90 healthy "$other"
+    same_tree "$WORK/tree" "$WORK/$other/mnt/tree"
+}
+
+# Only the first three nodes own ledgers: another one, that was removed and still reaches etcd, takes none.
+removed_stays_out() {
+    local here other
+    here=$(owner 1)
+    other=$(another "$here")
+    on "$here" "$FOREBAY" token create "$WORK/$here" >"$WORK/token"
+    on 4 timeout 120 "$FOREBAY" join "$(cat "$WORK/token")" "$WORK/4" --drives 0 --name n4 </dev/null
+    on "$other" "$FOREBAY" node remove "$WORK/$other" 3
+    kill -KILL "$(member_pid "$here")"
+    wait_until 30 owner_is_not "$other" "$here"
+    not grep -q "taking them" "$WORK/4/log/forebay.log"
+    on 4 timeout 120 "$FOREBAY" stop "$WORK/4" </dev/null
+    member_start "$here"
+    wait_until 90 healthy "$here"
+}
+
 # All processes die at once. In any order they find their way.
 all_at_once() {
     local node
@@ -181,5 +213,7 @@ check "the owner's process dies beside its mount" owner_process_dies
 check "an owner that slept begins anew" owner_sleeps
 check "an owner that stops hands over" owner_stops
 check "etcd without a majority: everything waits" no_quorum
+check "a node starts while etcd is away" starts_without_etcd
+check "a fourth node, removed, does not take over" removed_stays_out
 check "all are killed at once" all_at_once
 check "all is whole, and starts again as it was" whole
