@@ -9,23 +9,6 @@ NODES=(1 2 3 4)
 # The machine with the owner dies so often.
 ROUNDS=$([ "$LONG" = 1 ] && echo 20 || echo 1)
 
-# --- etcd ----------------------------------------------------------------------------------------------------------
-
-etcd_start() {
-    local node=$1 all
-    all="m1=http://$(address 1):2380,m2=http://$(address 2):2380,m3=http://$(address 3):2380"
-    setsid nsenter --net="/run/netns/$PREFIX-$node" etcd --name "m$node" --data-dir "$WORK/etcd$node" --initial-cluster "$all" --initial-cluster-state new \
-        --listen-client-urls "http://$(address "$node"):2379" --advertise-client-urls "http://$(address "$node"):2379" \
-        --listen-peer-urls "http://$(address "$node"):2380" --initial-advertise-peer-urls "http://$(address "$node"):2380" \
-        --logger zap --log-outputs "$WORK/etcd$node.log" </dev/null >/dev/null 2>&1 &
-    disown
-}
-etcd_answers() { on 1 timeout 3 curl -sf "http://$(address "$1"):2379/health" | grep -q true; }
-ENGINE="etcd://$(address 1):2379,$(address 2):2379,$(address 3):2379"
-
-# The number of the machine with the owner of the metadata, asked at another one: nodes count from 0.
-owner() { on "$1" timeout 30 "$FOREBAY" node list "$WORK/$1" --json | jq -e '[.[] | select(.owner)][0].id + 1'; }
-owner_is_not() { [ "$(owner "$1")" != "$2" ]; }
 # Some machine but these.
 another() { printf '%s\n' 1 2 3 | grep -vx -f <(printf '%s\n' "$@") | head -1; }
 
@@ -64,17 +47,6 @@ begin() {
     for node in 1 2 3; do same_tree "$WORK/tree" "$WORK/$node/mnt/tree"; done
 }
 
-# beside NODE PROGRAM…: two programs work at a machine while PROGRAM disturbs them; one says how long it had to wait.
-beside() {
-    local node=$1 creates worked=0
-    python3 "$ROOT/tests/posix/creates.py" "$WORK/$node/mnt/creates-$RANDOM" "$((LOAD_S + 4))" >"$WORK/creates" &
-    creates=$!
-    under "$@" || worked=1
-    wait "$creates" || worked=1
-    cat "$WORK/creates"
-    return "$worked"
-}
-
 # The owner's machine dies, and with it a member of etcd.
 owner_machine_dies() {
     local round here other
@@ -87,12 +59,6 @@ owner_machine_dies() {
         machine_returns "$here"
         same_tree "$WORK/tree" "$WORK/$here/mnt/tree"
     done
-}
-machine_returns() {
-    wait_until 30 etcd_answers "$1"
-    member_start "$1"
-    wait_until 30 mounted "$1"
-    wait_until 90 healthy "$1"
 }
 
 # The owner's process dies beside its mount, which goes on with the next owner.

@@ -9,6 +9,7 @@ use wire::event::Event;
 
 use crate::damage::DamageInfo;
 use crate::filesystem_groups::FilesystemGroupControl;
+use crate::logs::{LogControl, LogInfo};
 use crate::nodes::NodesControl;
 use crate::stores::StoreControl;
 use crate::tiers::{TierControl, TierInfo};
@@ -375,6 +376,9 @@ pub struct NodeStatus {
     /// URL of the S3 endpoint.
     #[serde(default)]
     pub s3: Option<String>,
+    /// Where the logs of the ledgers are.
+    #[serde(default)]
+    pub log: LogInfo,
     /// Copies of the control ledger.
     pub control: Vec<MetaCopyInfo>,
     /// State of the audit log.
@@ -592,7 +596,7 @@ pub struct FsckInfo {
 
 /// The management interface of a node.
 pub trait NodeControl:
-    FilesystemGroupControl + NodesControl + StoreControl + TierControl + UserControl + 'static
+    FilesystemGroupControl + LogControl + NodesControl + StoreControl + TierControl + UserControl + 'static
 {
     /// State of the whole node.
     fn status(&self) -> BoxFuture<'_, Result<NodeStatus, AdminError>>;

@@ -1,6 +1,7 @@
 //! Client of the REST interface of a node on this machine.
 
 mod filesystem_groups;
+mod logs;
 mod nodes;
 mod stores;
 mod tiers;

@@ -7,6 +7,7 @@ mod api;
 mod client;
 mod damage;
 mod filesystem_groups;
+mod logs;
 mod nodes;
 mod server;
 mod stores;
@@ -24,6 +25,7 @@ pub use damage::{DamageInfo, LostFileInfo};
 pub use filesystem_groups::{
     FilesystemGroupControl, FilesystemGroupInfo, MoveFilesystem, SetFilesystemGroup,
 };
+pub use logs::{LedgerLog, LogControl, LogInfo, LogMove, StandbyInfo};
 pub use nodes::{CreateToken, NewToken, NodeInfo, NodesControl, TokenInfo};
 pub use server::{Answer, Answered, Api, ServeError, serve, serve_answers};
 pub use stores::{BenchStore, SetStore, StoreControl, StoreInfo, StoreValidationInfo, Verify};

@@ -1,6 +1,7 @@
 //! The REST server.
 
 mod filesystem_groups;
+mod logs;
 mod nodes;
 mod stores;
 mod tiers;
@@ -184,6 +185,7 @@ fn router(node: Node, runtime: Handle) -> Router {
         .merge(drive_router())
         .merge(filesystem_router())
         .merge(filesystem_groups::router())
+        .merge(logs::router())
         .merge(nodes::router())
         .merge(stores::router())
         .merge(tiers::router())

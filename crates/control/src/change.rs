@@ -242,7 +242,7 @@ mod tests {
             log,
             state: state.clone(),
             env: Env::real(),
-            after: None,
+            vacant: None,
         };
         let records = Records::open(options).await.unwrap();
         let key = KEYS.value("outer");

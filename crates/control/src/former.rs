@@ -69,7 +69,7 @@ mod tests {
             log: log.clone(),
             state: state.clone(),
             env: Env::real(),
-            after: None,
+            vacant: None,
         };
         let records = Records::open(options).await.unwrap();
         let change = vec![(key.to_owned(), Some(serde_json::to_vec(stored).unwrap()))];

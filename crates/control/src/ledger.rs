@@ -10,8 +10,8 @@ use base::{ClusterId, Epoch, FsError, LedgerId, Lineage, Seq};
 use layout::PlacementGroup;
 use meta::history::{Evidence, History};
 use meta::keys::Keys;
-use meta::log::LedgerLog;
-use meta::owner::OwnerError;
+use meta::log::{LedgerLog, Vacancy};
+use meta::owner::{OwnerError, StandbyStat};
 use meta::records::{Records, RecordsError, RecordsOptions, RecordsSnapshot};
 use meta::state::State;
 use serde::de::DeserializeOwned;
@@ -68,8 +68,8 @@ pub struct ControlView {
 }
 
 impl Control {
-    /// Opens the ledger and brings its store up to the end of its log: only if the log's last seal has the epoch `after`, or
-    /// after any.
+    /// Opens the ledger and brings its store up to the end of its log: only if it is `vacant` as it was seen, or in
+    /// any case.
     ///
     /// # Errors
     /// `Fenced` of the log, if another node was faster. Others as for an owner.
@@ -77,15 +77,20 @@ impl Control {
         env: &Env,
         log: Arc<dyn LedgerLog>,
         state: Arc<dyn State>,
-        after: Option<Epoch>,
+        vacant: Option<Vacancy>,
     ) -> Result<Self, ControlError> {
-        let options = RecordsOptions { ledger: CONTROL_LEDGER, log, state, env: env.clone(), after };
+        let options = RecordsOptions { ledger: CONTROL_LEDGER, log, state, env: env.clone(), vacant };
         Ok(Self { records: Records::open(options).await? })
     }
 
     /// See [`Records::keep`].
     pub async fn keep(&self) {
         self.records.keep().await;
+    }
+
+    /// See [`Records::standbys`].
+    pub fn standbys(&self) -> Vec<StandbyStat> {
+        self.records.standbys()
     }
 
     /// See [`Records::holds`].

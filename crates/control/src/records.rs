@@ -29,6 +29,9 @@ pub struct ClusterRecord {
     /// Certificates of its authorities (PEM); empty until the first start of a version that has them.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub authorities: String,
+    /// The engine that has the logs of the ledgers, as the node gave it that put them there; empty: files of the first node.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub log: String,
     /// Limits of background work.
     #[serde(default)]
     pub upkeep: UpkeepRecord,
@@ -46,6 +49,7 @@ impl ClusterRecord {
             next_node: 0,
             next_token: 0,
             authorities: String::new(),
+            log: String::new(),
             upkeep: UpkeepRecord::default(),
         }
     }

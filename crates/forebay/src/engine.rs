@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use base::env::Env;
-use base::{ClusterId, LedgerId};
+use base::{ClusterId, Epoch, LedgerId, Seq};
+use control::CONTROL_LEDGER;
 use meta::log::{Etcd, EtcdLog, EtcdOptions, EtcdTls, LedgerLog};
 
 /// What all keys of a cluster begin with, unless another prefix was asked for.
@@ -131,6 +132,18 @@ impl Engine {
             format!("the engine with the logs of the cluster cannot be used: {address} (see `etcdctl endpoint status`)")
         })?;
         Ok(Self { etcd, address: address.clone() })
+    }
+
+    /// Claims the place for logs that come from elsewhere. Returns whether this move has it.
+    pub(crate) async fn claim(&self, number: u64) -> Result<bool> {
+        let claimed = self.etcd.claim(number, CONTROL_LEDGER).await;
+        claimed.with_context(|| format!("claiming a place in {}", self.address))
+    }
+
+    /// Begins a log that comes from elsewhere behind its end. Returns whether the place is still that of this move.
+    pub(crate) async fn begin(&self, number: u64, ledger: LedgerId, end: (Epoch, Seq)) -> Result<bool> {
+        let begun = self.etcd.begin(number, ledger, end).await;
+        begun.with_context(|| format!("beginning the log of ledger {ledger} in {}", self.address))
     }
 
     /// Where it is.

@@ -10,6 +10,8 @@ mod node;
 mod remote;
 mod watchdog;
 
+use std::io::Write;
+
 use clap::Parser;
 
 fn main() -> std::process::ExitCode {
@@ -17,7 +19,8 @@ fn main() -> std::process::ExitCode {
     match cli::run(cli::Cli::parse()) {
         Ok(status) => status,
         Err(error) => {
-            eprintln!("forebay: {error:#}");
+            // A process that began anew has nobody who reads it.
+            let _ = writeln!(std::io::stderr(), "forebay: {error:#}");
             std::process::ExitCode::FAILURE
         }
     }

@@ -125,7 +125,7 @@ fn open_owner() -> Owner {
         state: Arc::new(MemState::default()),
         env: Env::real(),
         evidence: meta::history::Evidence::default(),
-        after: None,
+        vacant: None,
         earlier_sessions: EarlierSessions::End,
         unstored_bytes_max: 256 << 20,
         standby_grace: Duration::ZERO,

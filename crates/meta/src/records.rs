@@ -17,7 +17,7 @@ use tokio::sync::{Mutex, watch};
 use crate::batch::Batch;
 use crate::history::History;
 use crate::keys::{KeyRange, Keys};
-use crate::log::{AppendError, LedgerLog, MemLog, NOBODY, Sealed, append_settled};
+use crate::log::{AppendError, LedgerLog, MemLog, NOBODY, Sealed, Vacancy, append_settled};
 use crate::owner::{OwnerError, recover};
 use crate::state::{Applied, Pair, State, StateError, every_key};
 use crate::values::Value;
@@ -62,7 +62,7 @@ pub struct RecordsOptions {
     /// Clock and random numbers.
     pub env: Env,
     /// As in [`OwnerOptions`](crate::owner::OwnerOptions).
-    pub after: Option<Epoch>,
+    pub vacant: Option<Vacancy>,
 }
 
 /// An open ledger of records.
@@ -127,9 +127,9 @@ impl Records {
     /// # Errors
     /// `Fenced` of the log, if another node was faster. Others as for an owner.
     pub async fn open(options: RecordsOptions) -> Result<Self, OwnerError> {
-        let RecordsOptions { ledger, log, state, env, after } = options;
+        let RecordsOptions { ledger, log, state, env, vacant } = options;
         let asked_ns = env.clock.boot_ns();
-        let (sealed, tail) = recover((ledger, &log, &state), env.random.next_u64(), after).await?;
+        let (sealed, tail) = recover((ledger, &log, &state), env.random.next_u64(), vacant).await?;
         let history = History::read(&*state, ledger, tail);
         let history = history.map_err(|source| OwnerError::Store { ledger, source })?;
         Ok(Self {

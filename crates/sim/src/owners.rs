@@ -196,7 +196,7 @@ async fn open_on(
         state: state.clone(),
         env: world.env_of(Machine::Host(host)),
         evidence: evidence(drives).await,
-        after: None,
+        vacant: None,
         earlier_sessions,
         unstored_bytes_max: 256 << 20,
         standby_grace: Duration::ZERO,

@@ -149,6 +149,12 @@ pub enum ClusterReply {
         certificate: String,
         /// Certificates of the cluster's authorities (PEM).
         authorities: String,
+        /// As in [`Joined`]: the logs may have moved since.
+        #[serde(default)]
+        log: String,
+        /// As in [`Joined`].
+        #[serde(default)]
+        authority_key: String,
     },
     /// The epoch with which this node owns the control ledger; `None`: it does not.
     Owner(Option<Epoch>),

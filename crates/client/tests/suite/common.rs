@@ -457,7 +457,7 @@ fn open_owner(
         state: Arc::new(state.clone()),
         env: sim.env(),
         evidence: meta::history::Evidence::default(),
-        after: None,
+        vacant: None,
         earlier_sessions,
         unstored_bytes_max: 256 << 20,
         standby_grace: Duration::ZERO,

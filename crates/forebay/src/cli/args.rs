@@ -3,6 +3,7 @@
 mod blobs;
 mod events;
 mod filesystem_groups;
+mod logs;
 mod nodes;
 mod stores;
 mod tiers;
@@ -20,6 +21,7 @@ use crate::node::{IoChoice, S3Options, TrimChoice};
 pub(crate) use blobs::{BlobCommand, RangeName};
 pub(crate) use events::EventsArgs;
 pub(crate) use filesystem_groups::{FsGroupCommand, OneFsGroupArgs};
+pub(crate) use logs::LogCommand;
 pub(crate) use nodes::{AddressArgs, Domain, JoinArgs, NodeCommand, TokenCommand};
 pub(crate) use stores::{OneStoreArgs, SetStoreArgs, StoreCommand, StoreSettingsArgs};
 pub(crate) use tiers::{AttachArgs, TierCommand};
@@ -175,6 +177,9 @@ pub(crate) enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Show where the logs of the metadata are, and move them to an engine that several nodes reach.
+    #[command(subcommand)]
+    Log(LogCommand),
     /// Look at the copies of the metadata, add and remove directories for them.
     #[command(subcommand)]
     Meta(MetaCommand),

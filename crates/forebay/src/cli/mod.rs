@@ -8,6 +8,7 @@ mod events;
 mod filesystem_groups;
 mod filesystems;
 mod fsck;
+mod logs;
 mod meta;
 mod nodes;
 mod output;
@@ -74,6 +75,7 @@ fn run_command(command: Command) -> Result<()> {
         }
         Command::Fs(FsCommand::Show { dir, name, json }) => filesystems::show(&dir, &name, json.into()),
         Command::Drive(command) => drives::drive(command),
+        Command::Log(command) => logs::log(command),
         Command::Meta(MetaCommand::List { dir, json }) => meta::list(&dir, json.into()),
         Command::Meta(MetaCommand::AddDir { dir, path, json }) => meta::add(&dir, &path, json.into()),
         Command::Meta(MetaCommand::Settle { dir, json }) => meta::settle(&dir, json.into()),

@@ -189,18 +189,21 @@ fn serve(dir: &NodeDir, args: StartArgs) -> Result<()> {
     }
     let log = start_logging(dir, &args)?;
     let result = run(dir, &args);
+    if let Err(error) = &result {
+        tracing::error!("the node ends: {error:#}");
+    }
     log.flush();
     match result? {
         Ended::Stopped => Ok(()),
-        Ended::Deposed => Err(begin_anew()),
+        Ended::Anew => Err(begin_anew()),
     }
 }
 
 /// Why a node serves no more.
 enum Ended {
     Stopped,
-    /// This node does not own the ledgers any more that it owned.
-    Deposed,
+    /// This node does not own the ledgers any more that it owned, or their logs have moved.
+    Anew,
 }
 
 /// Set for a process that begins anew: nobody reads its standard output.
@@ -213,7 +216,7 @@ fn begin_anew() -> anyhow::Error {
         Err(Command::new("/proc/self/exe").args(std::env::args_os().skip(1)).env(ANEW, "1").exec().into())
     };
     match again() {
-        Err(error) => error.context("beginning anew, because this node does not own the metadata any more"),
+        Err(error) => error.context("beginning anew"),
     }
 }
 
@@ -236,10 +239,16 @@ impl Running {
     }
 
     /// Waits until the process must begin anew.
-    async fn deposed(&self) {
+    async fn must_begin_anew(&self) {
         match self {
-            Self::Node(_) => std::future::pending().await,
-            Self::Member(member, _) => member.deposed().await,
+            Self::Node(node) => {
+                node.asked_to_move().await;
+                node.move_logs().await;
+            }
+            Self::Member(member, _) => {
+                member.deposed().await;
+                tracing::error!("this node does not own the metadata any more");
+            }
         }
     }
 
@@ -272,9 +281,11 @@ fn run(dir: &NodeDir, args: &StartArgs) -> Result<Ended> {
     let _watchdog = Watchdog::start(runtime.handle().clone());
     let mut asked = signals()?;
     let ended = runtime.block_on(async {
-        let node = Running::start(dir, options(args)).await?;
+        let is_anew = std::env::var_os(ANEW).is_some();
+        let options = if is_anew { options(args).of_known_node() } else { options(args) };
+        let node = Running::start(dir, options).await?;
         tracing::info!(dir = %dir.root().display(), "node serves");
-        if std::env::var_os(ANEW).is_some() {
+        if is_anew {
             tracing::info!("this is the process that begins anew");
         } else if args.background_child {
             println!("{READY} {}", node.note().unwrap_or_default());
@@ -288,9 +299,9 @@ fn run(dir: &NodeDir, args: &StartArgs) -> Result<Ended> {
         // The sender's thread lives as long as the process.
         let asked = tokio::select! {
             asked = asked.wait_for(|asked| asked.is_some()) => asked,
-            () = node.deposed() => {
-                tracing::error!("this node does not own the metadata any more: its process begins anew");
-                return Ok(Ended::Deposed);
+            () = node.must_begin_anew() => {
+                tracing::warn!("the process begins anew");
+                return Ok(Ended::Anew);
             }
         };
         let mounts = asked.ok().and_then(|asked| *asked).unwrap_or(Mounts::Unmount);
@@ -305,7 +316,7 @@ fn run(dir: &NodeDir, args: &StartArgs) -> Result<Ended> {
         }
         result.map(|()| Ended::Stopped)
     });
-    if let Ok(Ended::Deposed) = &ended {
+    if let Ok(Ended::Anew) = &ended {
         // Nothing waits for a disk that hangs.
         runtime.shutdown_background();
     }

@@ -1,9 +1,10 @@
 //! `status`.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::ExitCode;
 
-use admin::{DriveInfo, FilesystemInfo, NodeStatus, SetUpkeep};
+use admin::{DriveInfo, FilesystemInfo, LogInfo, NodeStatus, SetUpkeep};
 use anyhow::Result;
 
 use super::ask;
@@ -128,6 +129,21 @@ fn debt(status: &NodeStatus) -> String {
     status.drives.iter().filter_map(line).collect()
 }
 
+/// Where the logs are, unless only this node is known.
+fn logs(log: &LogInfo) -> String {
+    let nodes: BTreeSet<u32> = log.ledgers.iter().flat_map(|it| &it.standbys).map(|it| it.node).collect();
+    let nodes: Vec<String> = nodes.iter().map(u32::to_string).collect();
+    let follow = match nodes.len() {
+        0 => "no other node follows".to_owned(),
+        1 => format!("node {} follows", nodes[0]),
+        _ => format!("nodes {} follow", nodes.join(" and ")),
+    };
+    match log.at.as_str() {
+        "" | "files" => String::new(),
+        engine => format!("  metadata in {engine}: node {} owns it, {follow}\n", log.owner),
+    }
+}
+
 fn text(status: &NodeStatus) -> String {
     let space = &status.space;
     let problems: String = status.problems.iter().map(|problem| format!("  ! {problem}\n")).collect();
@@ -138,10 +154,11 @@ fn text(status: &NodeStatus) -> String {
     let s3 =
         status.s3.as_ref().map(|url| format!("  S3 at {url}, TLS on the same port\n")).unwrap_or_default();
     format!(
-        "{state}  cluster={cluster} version={version} pid={pid} up={up}s\n{problems}{io}{s3}\n\
+        "{state}  cluster={cluster} version={version} pid={pid} up={up}s\n{problems}{io}{logs}{s3}\n\
          space  raw {raw} = live {live} + owed {owed} + garbage {garbage} + reserved {reserved} + free {free}; \
          metadata {metadata}\n{memory}{repairs}{damage}{packing}{tiers}{debt}\n{fs}\n\n{drives}",
         state = status.state,
+        logs = logs(&status.log),
         cluster = status.cluster,
         version = status.version,
         pid = status.pid,

@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use base::{Epoch, FsError, LedgerId, NodeId};
+use base::{FsError, LedgerId, NodeId};
 use control::{CONTROL_LEDGER, Cluster, Control};
-use meta::log::{LogError, StaleCopies};
+use meta::log::{LogError, StaleCopies, Vacancy};
 use meta::owner::{OwnerError, Standby, StandbyOptions};
 use tokio::task::JoinHandle;
 use wire::BoxFuture;
@@ -17,7 +17,7 @@ use wire::replica::{ReplicaReply, ReplicaRequest, ReplicaService, STANDBY_WAIT_M
 use super::owner::Owner;
 use super::{Member, lock};
 use crate::engine::{Engine, EngineAddress};
-use crate::node::{CONTROL_CACHE_BYTES, Deposed, Ended, MetaDirs, Mounts, Node, Seat};
+use crate::node::{CONTROL_CACHE_BYTES, Deposed, Ended, MetaDirs, Mounts, Node, Seat, replica_of_node};
 
 /// The number of nodes that may own ledgers: the first ones of the cluster.
 const CANDIDATES_MAX: usize = 3;
@@ -49,8 +49,8 @@ struct Following {
     vacant: Vacant,
 }
 
-/// When a ledger was last seen without an owner, and the epoch of the last one.
-type Vacant = Arc<Mutex<Option<(tokio::time::Instant, Epoch)>>>;
+/// When a ledger was last seen without an owner, and what its log showed.
+type Vacant = Arc<Mutex<Option<(tokio::time::Instant, Vacancy)>>>;
 
 impl Drop for Following {
     fn drop(&mut self) {
@@ -79,12 +79,16 @@ impl Candidate {
         Arc::new(Self { ledgers, standbys: Mutex::default() })
     }
 
+    /// The cluster, as far as the control ledger has come here.
+    async fn stored(&self) -> Result<Cluster> {
+        let files = self.ledgers.opened(CONTROL_LEDGER, CONTROL_CACHE_BYTES).await?;
+        Ok(Cluster::of(&Control::view_only(files.state.clone()).view()?)?)
+    }
+
     /// Whether a node is among those that may own ledgers, by the control ledger itself: a node that was removed hears nothing of
     /// that from others.
     async fn may_own(&self, node: NodeId) -> Result<bool> {
-        let files = self.ledgers.opened(CONTROL_LEDGER, CONTROL_CACHE_BYTES).await?;
-        let cluster = Cluster::of(&Control::view_only(files.state.clone()).view()?)?;
-        Ok(is_candidate(&cluster, node))
+        Ok(is_candidate(&self.stored().await?, node))
     }
 
     /// Stops following all ledgers.
@@ -101,7 +105,7 @@ impl Member {
             log: files.log.clone(),
             state: files.state.clone(),
             owner: Arc::new(OwnerAnywhere { member: self.clone(), ledger }),
-            replica: u64::from(self.network.here().0) + 1,
+            replica: replica_of_node(self.network.here()),
             wait: STANDBY_WAIT_MAX,
         })?)
     }
@@ -110,9 +114,21 @@ impl Member {
         if ledger == CONTROL_LEDGER { CONTROL_CACHE_BYTES } else { self.memory.store_cache_bytes }
     }
 
-    /// Follows the ledgers of all filesystems while this node may own them.
-    fn follow_filesystems(self: &Arc<Self>, candidate: &Arc<Candidate>) {
-        let Some(cluster) = self.cluster.borrow().clone().filter(|_| self.role().is_none()) else { return };
+    /// Follows the ledgers of all filesystems while this node may own them. Until an owner tells which these are, this node's own store
+    /// does: all nodes may have stopped.
+    async fn follow_filesystems(self: &Arc<Self>, candidate: &Arc<Candidate>) {
+        if self.role().is_some() {
+            return;
+        }
+        let told = self.cluster.borrow().clone();
+        let cluster = match told {
+            Some(cluster) => cluster,
+            None => match candidate.stored().await {
+                Ok(cluster) => Arc::new(cluster),
+                // The store is empty, or is copied just now.
+                Err(_) => return,
+            },
+        };
         let wanted: BTreeSet<LedgerId> = match is_candidate(&cluster, self.network.here()) {
             true => cluster.filesystems.values().map(|record| record.ledger).collect(),
             false => BTreeSet::new(),
@@ -131,8 +147,8 @@ impl Member {
         Following { task: self.runtime.spawn(following), vacant }
     }
 
-    /// Waits until the last owner of a ledger is gone, and stops following it. Returns its epoch.
-    async fn vacated(self: &Arc<Self>, candidate: &Arc<Candidate>, ledger: LedgerId) -> Result<Epoch> {
+    /// Waits until the last owner of a ledger is gone, and stops following it. Returns what the log shows.
+    async fn vacated(self: &Arc<Self>, candidate: &Arc<Candidate>, ledger: LedgerId) -> Result<Vacancy> {
         let vacant = {
             let mut standbys = lock(&candidate.standbys);
             let following = standbys.entry(ledger).or_insert_with(|| self.following(candidate, ledger));
@@ -141,13 +157,13 @@ impl Member {
         let seen = async {
             loop {
                 let newest = *lock(&vacant);
-                if let Some((_, epoch)) = newest.filter(|(at, _)| at.elapsed() <= VACANT) {
-                    return epoch;
+                if let Some((_, vacancy)) = newest.filter(|(at, _)| at.elapsed() <= VACANT) {
+                    return vacancy;
                 }
                 tokio::time::sleep(LOOK).await;
             }
         };
-        let Ok(epoch) = tokio::time::timeout(VACATED_PATIENCE, seen).await else {
+        let Ok(vacancy) = tokio::time::timeout(VACATED_PATIENCE, seen).await else {
             bail!("ledger {ledger} still has its last owner, or its log cannot be read");
         };
         let following = lock(&candidate.standbys).remove(&ledger);
@@ -155,7 +171,7 @@ impl Member {
             following.task.abort();
             let _ = (&mut following.task).await;
         }
-        Ok(epoch)
+        Ok(vacancy)
     }
 
     fn seat(self: &Arc<Self>, candidate: &Arc<Candidate>) -> Seat {
@@ -185,8 +201,8 @@ async fn follow(member: Arc<Member>, candidate: Arc<Candidate>, ledger: LedgerId
         let followed = async {
             let mut standby = member.standby(&candidate, ledger).await?;
             loop {
-                let epoch = standby.follow(&*member.env.clock).await?;
-                *lock(&vacant) = Some((tokio::time::Instant::now(), epoch));
+                let vacancy = standby.follow(&*member.env.clock).await?;
+                *lock(&vacant) = Some((tokio::time::Instant::now(), vacancy));
                 tokio::time::sleep(LOOK).await;
             }
         };
@@ -242,14 +258,14 @@ async fn begin(member: &Arc<Member>, address: &EngineAddress) -> Arc<Candidate> 
 /// Waits until the ledgers have no owner, and takes them.
 async fn stand(member: &Arc<Member>, candidate: &Arc<Candidate>) -> Result<Arc<Node>> {
     loop {
-        let after = wait_for_vacancy(member, candidate).await?;
+        let vacancy = wait_for_vacancy(member, candidate).await?;
         if !candidate.may_own(member.network.here()).await? {
             tokio::time::sleep(PAUSE).await;
             continue;
         }
-        tracing::warn!(epoch = %after, "the ledgers have no owner: taking them");
-        match take(member, candidate, after).await {
-            // Another one was faster.
+        tracing::warn!(epoch = %vacancy.epoch, "the ledgers have no owner: taking them");
+        match take(member, candidate, vacancy).await {
+            // Another one was faster, or the owner is back.
             Err(error) if is_fenced(&error) => tokio::time::sleep(LOOK).await,
             taken => return taken,
         }
@@ -261,22 +277,24 @@ fn is_fenced(error: &anyhow::Error) -> bool {
     matches!(opened, Some(OwnerError::Log { source: LogError::Fenced(_), .. }))
 }
 
-/// Follows the control ledger until it has no owner. Returns the epoch of the last one.
-async fn wait_for_vacancy(member: &Arc<Member>, candidate: &Arc<Candidate>) -> Result<Epoch> {
+/// Follows the control ledger until it has no owner. Returns what its log shows.
+async fn wait_for_vacancy(member: &Arc<Member>, candidate: &Arc<Candidate>) -> Result<Vacancy> {
     let mut standby = member.standby(candidate, CONTROL_LEDGER).await?;
-    let followed = standby.follow(&*member.env.clock);
-    tokio::pin!(followed);
-    loop {
-        tokio::select! {
-            after = &mut followed => return after.context("following the control ledger"),
-            () = tokio::time::sleep(PAUSE) => member.follow_filesystems(candidate),
+    let filesystems = async {
+        loop {
+            member.follow_filesystems(candidate).await;
+            tokio::time::sleep(PAUSE).await;
         }
+    };
+    tokio::select! {
+        vacancy = standby.follow(&*member.env.clock) => vacancy.context("following the control ledger"),
+        () = filesystems => unreachable!("it never ends"),
     }
 }
 
-async fn take(member: &Arc<Member>, candidate: &Arc<Candidate>, after: Epoch) -> Result<Arc<Node>> {
+async fn take(member: &Arc<Member>, candidate: &Arc<Candidate>, vacancy: Vacancy) -> Result<Arc<Node>> {
     let seat = member.seat(candidate);
-    let taken = Node::take(member.env.clone(), member.dir.clone(), seat, after).await;
+    let taken = Node::take(member.env.clone(), member.dir.clone(), seat, vacancy).await;
     let role = match taken {
         Ok(role) => role,
         Err(error) => {

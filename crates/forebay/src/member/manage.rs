@@ -135,7 +135,8 @@ impl Manager {
     /// What this node knows by itself.
     async fn alone(&self) -> NodeStatus {
         let open = self.member.host.services().await.len();
-        let why = match (self.member.role(), &self.member.engine) {
+        let engine = lock(&self.member.engine).clone();
+        let why = match (self.member.role(), engine) {
             (Some(role), Some(engine)) if !role.holds() => {
                 format!("it is this one, and the engine with the logs does not answer it ({engine})")
             }

@@ -19,7 +19,7 @@ use base::DriveId;
 use base::env::{Env, File};
 use control::{Cluster, DriveRecord, Follower};
 use tokio::runtime::Handle;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 use wire::cluster::{ClusterReply, ClusterRequest, HostService};
 use wire::link::Services;
@@ -118,8 +118,10 @@ pub(crate) struct Member {
     role: Mutex<Option<Arc<Node>>>,
     /// What it serves.
     offers: watch::Sender<Services>,
-    /// The engine that has the logs of the ledgers, so that this node may come to own them.
-    engine: Option<EngineAddress>,
+    /// The engine that has the logs of the ledgers, so that this node may come to own them. It may come later.
+    engine: Mutex<Option<EngineAddress>>,
+    /// The certificate is to be renewed now.
+    renewal: Notify,
     /// Where their local stores are.
     meta_dirs: Vec<PathBuf>,
     candidate: Mutex<Option<Arc<Candidate>>>,
@@ -197,7 +199,8 @@ impl Member {
             owner: KnownOwner::new(engine.is_some()),
             role: Mutex::default(),
             offers: watch::Sender::new(Services::default()),
-            engine,
+            engine: Mutex::new(engine),
+            renewal: Notify::new(),
             meta_dirs: options.meta_dirs.clone(),
             candidate: Mutex::default(),
             deposed: watch::Sender::new(false),
@@ -238,13 +241,9 @@ impl Member {
             self.runtime.spawn(renew(self.clone())),
         ];
         lock(&self.tasks).extend(tasks);
-        if let Some(address) = &self.engine {
-            let (member, address) = (self.clone(), address.clone());
-            let standing = self.runtime.spawn(async move {
-                candidate::run(member.clone(), address).await;
-                member.deposed.send_replace(true);
-            });
-            lock(&self.tasks).push(standing);
+        let engine = lock(&self.engine).clone();
+        if let Some(address) = engine {
+            self.stand(address);
             let mut looked = self.has_looked.subscribe();
             // Without an owner, everything waits for it.
             let _ = tokio::time::timeout(OWNER_PATIENCE, looked.wait_for(|looked| *looked)).await;
@@ -254,6 +253,35 @@ impl Member {
         let serving = admin::serve_answers(manager, socket.as_path(), self.runtime.clone(), stopped)?;
         *lock(&self.serving) = Some(serving);
         self.write_node_file()
+    }
+
+    /// Follows the ledgers, whose logs are in an engine, and owns them if need be.
+    fn stand(self: &Arc<Self>, address: EngineAddress) {
+        let member = self.clone();
+        let standing = self.runtime.spawn(async move {
+            candidate::run(member.clone(), address).await;
+            member.deposed.send_replace(true);
+        });
+        lock(&self.tasks).push(standing);
+    }
+
+    /// Takes note of an engine to which the logs have moved since this node joined.
+    fn follow_logs(self: &Arc<Self>, log: String, authority_key: &str) -> Result<()> {
+        if log.is_empty() || lock(&self.engine).is_some() {
+            return Ok(());
+        }
+        let address: EngineAddress = log.parse()?;
+        self.identity.keep_authority(authority_key)?;
+        let membership = {
+            let mut membership = lock(&self.membership);
+            membership.log = Some(log);
+            membership.clone()
+        };
+        self.identity.keep_membership(&membership)?;
+        tracing::warn!(engine = %address, "the logs of the ledgers have moved to an engine");
+        *lock(&self.engine) = Some(address.clone());
+        self.stand(address);
+        Ok(())
     }
 
     /// Starts S3 once the cluster is known, however long the owner takes to answer.
@@ -341,6 +369,9 @@ impl Member {
             .filter(|(_, drive)| drive.node == here)
             .map(|(id, drive)| (*id, drive.clone()))
             .collect();
+        if !cluster.record.log.is_empty() && lock(&self.engine).is_none() {
+            self.renewal.notify_one();
+        }
         self.gate.take_over(&view)?;
         if self.cluster.borrow().is_none()
             && let Err(error) = self.host.note_places(cluster.record.id, &drives, &self.named).await
@@ -402,9 +433,7 @@ async fn follow(member: Arc<Member>) {
         if before.as_ref() != Some(&text) {
             tracing::warn!(error = text, "the owner of the control ledger does not answer");
         }
-        if member.engine.is_some() {
-            member.look_for_owner().await;
-        }
+        member.look_for_owner().await;
         tokio::time::sleep(ASK_PAUSE).await;
     }
 }
@@ -438,7 +467,12 @@ async fn follow_once(member: &Arc<Member>, follower: &mut Follower) -> Result<()
 async fn renew(member: Arc<Member>) {
     loop {
         match renew_once(&member).await {
-            Ok(()) => tokio::time::sleep(RENEW_EVERY).await,
+            Ok(()) => {
+                tokio::select! {
+                    () = tokio::time::sleep(RENEW_EVERY) => {}
+                    () = member.renewal.notified() => {}
+                }
+            }
             Err(error) => {
                 tracing::debug!(error = %format!("{error:#}"), "the certificate is not renewed yet");
                 tokio::time::sleep(RENEW_PAUSE).await;
@@ -447,15 +481,18 @@ async fn renew(member: Arc<Member>) {
     }
 }
 
-async fn renew_once(member: &Member) -> Result<()> {
+async fn renew_once(member: &Arc<Member>) -> Result<()> {
     let request = member.identity.key()?.request.into();
     let addresses = lock(&member.membership).addresses.clone();
     let request = ClusterRequest::Renew { node: member.network.here(), request, addresses };
-    let ClusterReply::Renewed { certificate, authorities } = member.ask_owner(request).await? else {
+    let ClusterReply::Renewed { certificate, authorities, log, authority_key } =
+        member.ask_owner(request).await?
+    else {
         anyhow::bail!("it gave another answer");
     };
     member.identity.keep(&certificate, &authorities)?;
-    member.network.renew(&member.identity)
+    member.network.renew(&member.identity)?;
+    member.follow_logs(log, &authority_key)
 }
 
 /// Publishes each change of the list of drives.

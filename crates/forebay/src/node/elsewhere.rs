@@ -65,6 +65,24 @@ impl Node {
         Ok(())
     }
 
+    /// Waits for a while until all drives are in use whose nodes answer.
+    pub(super) async fn wait_for_drives(&self) -> Result<()> {
+        let begun = tokio::time::Instant::now();
+        while begun.elapsed() < FIRST_CONTACT && self.lacks_drives().await {
+            self.follow_drives_elsewhere().await?;
+            tokio::time::sleep(FACT_POLL).await;
+        }
+        Ok(())
+    }
+
+    async fn lacks_drives(&self) -> bool {
+        let state = self.state.lock().await;
+        let missing = state.drives.values().filter(|entry| entry.service.is_none());
+        let mut wanted =
+            missing.filter(|entry| matches!(entry.record.state, DriveState::Up | DriveState::Leaving));
+        wanted.any(|entry| !self.opens(entry.record.node) && self.is_reached(entry.record.node))
+    }
+
     async fn try_to_admit(&self, record: DriveRecord, drive: Arc<dyn DriveService>) {
         let id = record.id;
         let admitted = tokio::time::timeout(ADMISSION, self.admit_from_elsewhere(record, drive)).await;

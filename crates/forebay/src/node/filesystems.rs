@@ -7,11 +7,12 @@ use std::time::Duration;
 use admin::{FilesystemInfo, LedgerInfo, OrphanInfo, PackInfo, RepairInfo};
 use anyhow::{Context, Result};
 use base::env::Env;
-use base::{ClusterId, DriveId, Epoch, LedgerId, NodeId, PgId};
+use base::{ClusterId, DriveId, LedgerId, NodeId, PgId};
 use bytes::Bytes;
 use client::{Client, ClientOptions, FsStat, OwedEntry, Peers, Reach, Topology, only_owner};
 use control::{Cluster, FilesystemRecord, WriteSet};
 use layout::{ClusterMap, FailureDomain, shard_len};
+use meta::log::Vacancy;
 use meta::owner::{EarlierSessions, Owner, OwnerOptions, OwnerStat};
 use posix::fuse::UnmountMode;
 use tokio::runtime::Handle;
@@ -227,7 +228,7 @@ fn first_view(
 async fn open_owner(
     parts: &FilesystemParts<'_>,
     ledger: LedgerId,
-    (has_others, after): (bool, Option<Epoch>),
+    (has_others, vacant): (bool, Option<Vacancy>),
 ) -> Result<(LedgerFiles, Arc<Owner>)> {
     let FilesystemParts { env, meta_dirs, knowledge, memory, .. } = *parts;
     let (owner_env, meta_dirs, evidence) = (env.clone(), meta_dirs.clone(), knowledge.of(ledger));
@@ -246,7 +247,7 @@ async fn open_owner(
             earlier_sessions,
             unstored_bytes_max,
             standby_grace,
-            after,
+            vacant,
         };
         let owner = Owner::open(options)?;
         Ok((files, Arc::new(owner)))
@@ -255,17 +256,17 @@ async fn open_owner(
 }
 
 impl FilesystemEntry {
-    /// Opens the ledger and starts a client and background work on it. Where others may own the ledger, `after` is the epoch of the
-    /// last one that did.
+    /// Opens the ledger and starts a client and background work on it. Where others may own the ledger, it was seen
+    /// `vacant`.
     pub(super) async fn open(
         parts: &FilesystemParts<'_>,
         record: FilesystemRecord,
-        after: Option<Epoch>,
+        vacant: Option<Vacancy>,
     ) -> Result<Self> {
         let FilesystemParts { env, dir, cluster, runtime, pace, map, drives, memory, place, .. } = *parts;
         let process = MountProcess::find(env, dir, record.id).filter(|_| place.is_all);
         let has_others = process.is_some() || parts.nodes > 1 || !place.is_all;
-        let (files, owner) = open_owner(parts, record.ledger, (has_others, after)).await?;
+        let (files, owner) = open_owner(parts, record.ledger, (has_others, vacant)).await?;
         // A drive that is missing now may come back soon: narrower groups are planned later, if at all.
         let write_set = WriteSet { profile: record.profile, groups: record.groups.clone() };
         let (sender, receiver) = watch::channel(topology(map, drives, place, &record, &write_set));

@@ -268,6 +268,8 @@ fn check_served(
 impl Node {
     /// Starts a check, unless one runs.
     pub(super) async fn start_fsck_now(self: Arc<Self>) -> Result<FsckInfo> {
+        // After a start or a takeover they come within a moment, and until then their content would count as lost.
+        self.wait_for_drives().await?;
         let state = self.state.lock().await;
         let progress = {
             let mut job = lock(&self.fsck);

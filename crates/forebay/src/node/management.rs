@@ -9,11 +9,12 @@ use admin::{
     SetLimits, SetProfile, SetUpkeep, SpaceInfo, UpkeepInfo, WhyInfo,
 };
 use anyhow::{Context, Result};
+use base::DriveId;
 use base::env::Env;
-use base::{DriveId, Epoch};
 use client::Limits;
 use control::{ClusterRecord, FilesystemRecord, Plan, UpkeepRecord, WriteSet};
 use layout::Profile;
+use meta::log::Vacancy;
 use posix::fuse::UnmountMode;
 use upkeep::Pace;
 use wire::BoxFuture;
@@ -76,6 +77,7 @@ impl Node {
         let ledgers = filesystems.iter().map(|filesystem| &filesystem.ledger);
         let copies = ledgers.flat_map(|ledger| &ledger.copies).chain(&control);
         let metadata_bytes = copies.map(|copy| copy.size_bytes).sum();
+        let log = self.log_info(&state);
         let mut problems = problems(&drives, &filesystems, &control, &self.next_steps(&state));
         drop(state);
         let audit = self.audit_info();
@@ -103,6 +105,7 @@ impl Node {
             upkeep,
             memory: MemoryInfo { budget_bytes: self.memory.budget_bytes, resident_bytes: resident_bytes() },
             s3: self.s3_url(),
+            log,
             control,
             audit,
             drives,
@@ -232,7 +235,8 @@ impl Node {
             nodes,
             place: self.place(),
         };
-        let mut entry = FilesystemEntry::open(&parts, record, self.seat.as_ref().map(|_| Epoch(0))).await?;
+        let mut entry =
+            FilesystemEntry::open(&parts, record, self.seat.as_ref().map(|_| Vacancy::default())).await?;
         entry.tier.filesystem_group = group;
         {
             let mut state = self.state.lock().await;

@@ -21,6 +21,7 @@ mod members;
 mod memory;
 mod monitor;
 mod mounted;
+mod moving;
 mod network;
 mod node_file;
 mod others;
@@ -73,6 +74,7 @@ pub(crate) use local_mounts::{LocalMounts, MountPlace};
 pub(crate) use management::read_node_file;
 pub(crate) use memory::{MemoryPlan, budget as memory_budget};
 pub(crate) use monitor::{REOPEN_NS, REOPEN_NS_MAX};
+pub(crate) use moving::replica_of_node;
 pub(crate) use network::{DATA_CONNECTIONS, Network, PORT, addresses_of};
 pub(crate) use node_file::{Addresses, NodeFile};
 pub(crate) use paths::NodeDir;
@@ -141,6 +143,8 @@ pub(crate) struct Node {
     monitor: std::sync::Mutex<Option<JoinHandle<()>>>,
     fsck: std::sync::Mutex<fsck::FsckJob>,
     stop_serving: watch::Sender<bool>,
+    /// Whether the logs of the ledgers are to move to an engine.
+    moves: watch::Sender<bool>,
     /// The thread of the management socket. It ends with its last connection; the process does not wait for it.
     serving: std::sync::Mutex<Option<std::thread::JoinHandle<()>>>,
     /// The last answer to `status`, with its time: the fallback when no new one comes.
@@ -223,6 +227,7 @@ impl Node {
             monitor: std::sync::Mutex::new(None),
             fsck: std::sync::Mutex::default(),
             stop_serving: watch::Sender::new(false),
+            moves: watch::Sender::new(false),
             serving: std::sync::Mutex::default(),
             last_status: std::sync::Mutex::default(),
             s3: std::sync::Mutex::default(),

@@ -26,7 +26,7 @@ use wire::link::Services;
 use super::management::failed;
 use super::network::{Issuer, Network, addresses_of, ready_owner};
 use super::settings::Settings;
-use super::{Node, NodeDir, Seat};
+use super::{Node, NodeDir, Seat, State};
 use crate::identity::IdentityFiles;
 
 /// How long a token may be valid: a year.
@@ -46,7 +46,7 @@ pub(super) struct Others {
     pub(super) network: Arc<Network>,
     /// The cluster's authority.
     issuer: Issuer,
-    settings: Settings,
+    pub(super) settings: Settings,
     /// The boot time at which the certificate is renewed.
     renew_ns: AtomicU64,
     /// Answers them. `None` before the node serves and after its end.
@@ -248,18 +248,25 @@ impl Node {
         let cluster_key =
             self.env.files.read(&self.dir.node_key()).context("reading the key of the cluster")?;
         let state = self.state.lock().await;
-        let engine = state.meta_dirs.engine().map(|engine| engine.address().to_string());
-        // Only where ledgers can move.
-        let authority_key = engine.as_ref().map(|_| authority.key_pem().to_owned());
+        let (log, authority_key) = self.for_owners(&state);
         Ok(Joined {
             node,
             certificate: issued.certificate_pem,
             authorities: authority.certificate_pem().to_owned(),
             cluster_key: Bytes::from(cluster_key),
             nodes: addresses_of(&state.cluster),
-            log: engine.unwrap_or_default(),
-            authority_key: authority_key.unwrap_or_default(),
+            log,
+            authority_key,
         })
+    }
+
+    /// The engine that has the logs, and the key of the authority: what a node needs that may come to own the ledgers. Empty if none
+    /// may.
+    fn for_owners(&self, state: &State) -> (String, String) {
+        match state.meta_dirs.engine() {
+            Some(engine) => (engine.address().to_string(), self.others.issuer.authority.key_pem().to_owned()),
+            None => Default::default(),
+        }
     }
 
     /// Makes another certificate for a node, for the key that it joined with, and notes where it is now.
@@ -278,7 +285,8 @@ impl Node {
         let authority = &self.others.issuer.authority;
         let issued = authority.issue(self.cluster, Party::Node(node), request, self.env.clock.wall_ns())?;
         let authorities = authority.certificate_pem().to_owned();
-        Ok(ClusterReply::Renewed { certificate: issued.certificate_pem, authorities })
+        let (log, authority_key) = self.for_owners(&*self.state.lock().await);
+        Ok(ClusterReply::Renewed { certificate: issued.certificate_pem, authorities, log, authority_key })
     }
 
     /// Takes a node without drives out of the cluster. Its certificate is of no use from then on.

@@ -8,9 +8,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use base::env::Env;
 use base::{Epoch, LedgerId, Seq};
-use control::{CONTROL_LEDGER, Cluster, Control};
+use control::{CONTROL_LEDGER, Cluster, Control, Plan};
 use meta::history::Evidence;
-use meta::log::StaleCopies;
+use meta::log::{StaleCopies, Vacancy};
 use s3::AuditLog;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -32,7 +32,7 @@ use super::others::{ForOthers, Others};
 use super::settings::Settings;
 use super::start::{CONTROL_CACHE_BYTES, StartOptions, paced, plan_cluster, prepare_dir};
 use super::users::open_accounts;
-use super::{Mounts, Node, NodeDir, NodeParts, State};
+use super::{Mounts, Node, NodeDir, NodeParts, State, moving};
 use crate::engine::Engine;
 use crate::identity::{IdentityFiles, Membership, OWNER};
 use crate::remote::OwnDrives;
@@ -57,9 +57,9 @@ pub(crate) struct Seat {
     pub(crate) out_after: Option<Duration>,
     /// What the owner serves. The machine offers it to others, beside its own services.
     pub(crate) offers: watch::Sender<Services>,
-    /// Waits until the last owner of a ledger is gone for certain, and ends the standby of this machine. Returns the epoch of that
-    /// owner.
-    pub(crate) vacated: Box<dyn Fn(LedgerId) -> BoxFuture<'static, Result<Epoch>> + Send + Sync>,
+    /// Waits until the last owner of a ledger is gone for certain, and ends the standby of this machine. Returns what the log
+    /// shows then.
+    pub(crate) vacated: Box<dyn Fn(LedgerId) -> BoxFuture<'static, Result<Vacancy>> + Send + Sync>,
 }
 
 /// Another node has taken the ledgers: what this process has in memory is of no use any more.
@@ -84,11 +84,11 @@ pub(crate) enum Ended {
 }
 
 impl Node {
-    /// Takes all ledgers, if the last owner of the control ledger is the one with this epoch. After an error nothing is owned; after
+    /// Takes all ledgers, if the control ledger is still vacant as it was seen. After an error nothing is owned; after
     /// [`Deposed`], the process must begin anew.
-    pub(crate) async fn take(env: Env, dir: NodeDir, seat: Seat, after: Epoch) -> Result<Arc<Self>> {
+    pub(crate) async fn take(env: Env, dir: NodeDir, seat: Seat, vacant: Vacancy) -> Result<Arc<Self>> {
         let files = seat.ledgers.opened(CONTROL_LEDGER, CONTROL_CACHE_BYTES).await?;
-        let control = Control::open(&env, files.log.clone(), files.state.clone(), Some(after)).await?;
+        let control = Control::open(&env, files.log.clone(), files.state.clone(), Some(vacant)).await?;
         let control = Arc::new(control);
         // From now on others wait for this node, however long the rest takes.
         let kept = control.clone();
@@ -125,6 +125,8 @@ impl Node {
         (control, control_files): (Arc<Control>, LedgerFiles),
     ) -> Result<Arc<Self>> {
         control.begin(&env, &Evidence::default()).await?;
+        note_engine(&control, &seat.ledgers).await?;
+        moving::forget_files(&env, &dir, &seat.ledgers)?;
         let cluster = Cluster::of(&control.view()?)?;
         let others = Others::of_machine(&env, &dir, &control, &seat)?;
         let (accounts, map) = (open_accounts(&env, &dir, &control).await?, cluster.map());
@@ -232,6 +234,19 @@ impl Node {
     }
 }
 
+/// Notes where the logs are, for nodes that joined when they were in files.
+async fn note_engine(control: &Control, ledgers: &MetaDirs) -> Result<()> {
+    let Some(engine) = ledgers.engine() else { return Ok(()) };
+    let address = engine.address().to_string();
+    let decide = |plan: &mut Plan| -> Result<()> {
+        if plan.next().record.log.is_empty() {
+            plan.set_cluster(|cluster| cluster.log.clone_from(&address));
+        }
+        Ok(())
+    };
+    control.plan(decide).await
+}
+
 /// Takes the ledgers of all filesystems. After an error, none.
 async fn take_filesystems(
     parts: &FilesystemParts<'_>,
@@ -242,8 +257,8 @@ async fn take_filesystems(
     for record in cluster.filesystems.values().cloned() {
         let name = record.name.clone();
         let opened = async {
-            let after = (seat.vacated)(record.ledger).await?;
-            FilesystemEntry::open(parts, record, Some(after)).await
+            let vacant = (seat.vacated)(record.ledger).await?;
+            FilesystemEntry::open(parts, record, Some(vacant)).await
         };
         match opened.await {
             Ok(entry) => drop(filesystems.insert(name, entry)),
@@ -281,7 +296,10 @@ pub(crate) async fn found(env: &Env, dir: &NodeDir, options: &StartOptions) -> R
     }
     let ledgers = MetaDirs::load(env, dir, &options.meta_dirs, StaleCopies::Refuse)?;
     if ledgers.is_created() {
-        bail!("the ledgers in {} are in files, and cannot move to an engine yet", dir.root().display());
+        let root = dir.root().display();
+        bail!(
+            "the ledgers in {root} are in files: start the node without --log, then move them (forebay log move)"
+        );
     }
     ledgers.forget_attempt()?;
     let ledgers = ledgers.with_engine(engine, &Handle::current());
@@ -290,7 +308,8 @@ pub(crate) async fn found(env: &Env, dir: &NodeDir, options: &StartOptions) -> R
     // First what may fail: nothing is in the engine then.
     let (plan, note) = plan_cluster(env, dir, record, (&drives, &mounts), options)?;
     let files = ledgers.opened(CONTROL_LEDGER, CONTROL_CACHE_BYTES).await?;
-    let control = Control::open(env, files.log.clone(), files.state.clone(), Some(Epoch(0))).await?;
+    let control =
+        Control::open(env, files.log.clone(), files.state.clone(), Some(Vacancy::default())).await?;
     control.begin(env, &Evidence::default()).await?;
     control.commit(plan.change(&control.view()?)).await?;
     ready_owner(env, dir, &control, &settings).await?;

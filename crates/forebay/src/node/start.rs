@@ -90,6 +90,22 @@ pub(crate) struct StartOptions {
     pub(crate) advertise: Vec<String>,
 }
 
+impl StartOptions {
+    /// Without those that were for the node as it was: it has changed since.
+    pub(crate) fn of_known_node(self) -> Self {
+        Self {
+            drives: None,
+            drive_bytes: None,
+            profile: None,
+            mount: None,
+            mount_options: None,
+            force_stale_metadata: false,
+            accept_older_metadata: false,
+            ..self
+        }
+    }
+}
+
 /// Checks that the directory exists, is writable, and belongs to no other node.
 pub(crate) fn prepare_dir(env: &Env, dir: &NodeDir) -> Result<Arc<dyn File>> {
     let root = dir.root().display();

@@ -5,6 +5,7 @@
 //! went backwards. The format is in `docs/formats/log.md`.
 
 mod client;
+mod moving;
 mod proto;
 #[cfg(test)]
 pub(super) mod tests;

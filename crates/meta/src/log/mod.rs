@@ -58,6 +58,23 @@ pub struct Fence {
     pub alive: u64,
 }
 
+impl Fence {
+    /// What tells whether the owner has shown itself since.
+    #[must_use]
+    pub fn vacancy(&self) -> Vacancy {
+        Vacancy { epoch: self.epoch, alive: self.alive }
+    }
+}
+
+/// What the log of a ledger without an owner shows. A new log shows the default.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Vacancy {
+    /// Epoch of the last seal.
+    pub epoch: Epoch,
+    /// The last owner's signs of life.
+    pub alive: u64,
+}
+
 /// The number in the seal of an owner that gave the ledger back. No owner chooses it.
 pub const NOBODY: u64 = 0;
 

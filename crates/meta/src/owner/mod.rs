@@ -66,6 +66,7 @@ pub use options::{OwnerOptions, OwnerStat};
 pub use recovery::OwnerError;
 pub(crate) use recovery::{give_back, recover};
 pub(crate) use replicas::Replicas;
+pub use replicas::StandbyStat;
 pub use server::Owner;
 pub use standby::{Standby, StandbyOptions};
 pub(crate) use tenure::Tenure;

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use base::LedgerId;
 use base::env::Env;
-use base::{Epoch, LedgerId};
 
 use super::EarlierSessions;
 use crate::history::Evidence;
-use crate::log::LedgerLog;
+use crate::log::{LedgerLog, Vacancy};
 use crate::state::State;
 
 /// The components of an owner.
@@ -21,9 +21,9 @@ pub struct OwnerOptions {
     pub state: Arc<dyn State>,
     /// Clock and random numbers.
     pub env: Env,
-    /// Take the ledger only if its last seal has this epoch: another node may have taken it in the meantime. `None`: after
-    /// any. Then an owner on another node may go on answering until its lease ends.
-    pub after: Option<Epoch>,
+    /// Take the ledger only if it is still vacant as it was seen: its owner may have come back, or another node may have taken
+    /// it. `None`: take it in any case. Then an owner on another node may go on answering until its lease ends.
+    pub vacant: Option<Vacancy>,
     /// The drives' knowledge of the ledger.
     pub evidence: Evidence,
     /// What becomes of the sessions of earlier owners.

@@ -7,7 +7,7 @@ use base::{Epoch, LedgerId, Seq};
 
 use crate::batch::Assembler;
 use crate::history::OlderLedger;
-use crate::log::{Fence, LedgerLog, LogError, NOBODY, Sealed};
+use crate::log::{Fence, LedgerLog, LogError, NOBODY, Sealed, Vacancy};
 use crate::state::{Applied, State, StateError};
 
 /// Why a ledger could not be opened.
@@ -86,23 +86,41 @@ async fn fence(log: &dyn LedgerLog) -> Result<Fence, LogError> {
     }
 }
 
-/// Seals the log under the next epoch: that behind `after`, unless the log has another one already.
-async fn seal(log: &dyn LedgerLog, nonce: u64, after: Option<Epoch>) -> Result<(Sealed, Seq), LogError> {
-    let last = fence(log).await?.epoch;
-    if after.is_some_and(|after| after != last) {
-        return Err(LogError::Fenced(last));
+/// Seals the log under the next epoch: only if it is `vacant` as the caller saw it, or in any case.
+async fn seal(log: &dyn LedgerLog, nonce: u64, vacant: Option<Vacancy>) -> Result<(Sealed, Seq), LogError> {
+    let last = fence(log).await?;
+    if vacant.is_some_and(|vacant| vacant != last.vacancy()) {
+        return Err(LogError::Fenced(last.epoch));
     }
-    let (epoch, nonce) = (Epoch(last.0 + 1), if nonce == NOBODY { 1 } else { nonce });
+    let (epoch, nonce) = (Epoch(last.epoch.0 + 1), if nonce == NOBODY { 1 } else { nonce });
     let owner = Sealed { epoch, nonce };
-    match log.seal(epoch, nonce).await {
-        Ok(tail) => Ok((owner, tail.seq)),
+    let tail = match log.seal(epoch, nonce).await {
+        Ok(tail) => tail.seq,
         // It may have succeeded all the same.
         Err(LogError::Io(error)) => match fence(log).await {
-            Ok(fence) if (fence.epoch, fence.nonce) == (epoch, nonce) => Ok((owner, fence.tail)),
-            _ => Err(LogError::Io(error)),
+            Ok(fence) if (fence.epoch, fence.nonce) == (epoch, nonce) => fence.tail,
+            _ => return Err(LogError::Io(error)),
         },
-        Err(error) => Err(error),
+        Err(error) => return Err(error),
+    };
+    if let Some(vacant) = vacant {
+        outlast(log, owner, vacant).await?;
     }
+    Ok((owner, tail))
+}
+
+/// Waits until the last owner knows that it is none. It may have woken up, and given a sign of life, just before the seal: then
+/// it answers from what it has for a lease.
+async fn outlast(log: &dyn LedgerLog, owner: Sealed, vacant: Vacancy) -> Result<(), LogError> {
+    let sealed = fence(log).await?;
+    if (sealed.epoch, sealed.nonce) != (owner.epoch, owner.nonce) {
+        return Err(LogError::Fenced(sealed.epoch));
+    }
+    if let Some(lease) = log.caps().lease.filter(|_| sealed.alive != vacant.alive) {
+        tracing::info!("the last owner was alive at the seal: waiting for the end of its lease");
+        tokio::time::sleep(lease).await;
+    }
+    Ok(())
 }
 
 /// Bytes of the log that are read at a time.
@@ -190,13 +208,13 @@ impl Follower {
 /// others.
 ///
 /// # Errors
-/// `Fenced` of the log, if another node has sealed it since the epoch `after`, or does so at the same time.
+/// `Fenced` of the log, if it is not `vacant` as it was, or another node seals it at the same time.
 pub(crate) async fn recover(
     (ledger, log, state): (LedgerId, &Arc<dyn LedgerLog>, &Arc<dyn State>),
     nonce: u64,
-    after: Option<Epoch>,
+    vacant: Option<Vacancy>,
 ) -> Result<(Sealed, Seq), OwnerError> {
-    let sealed = seal(&**log, nonce, after).await;
+    let sealed = seal(&**log, nonce, vacant).await;
     let (owner, tail) = sealed.map_err(|source| OwnerError::Log { ledger, source })?;
     Follower::new(ledger, log.clone(), state.clone())?.catch_up(tail).await?;
     Ok((owner, tail))
@@ -224,6 +242,7 @@ pub(crate) async fn give_back(log: &dyn LedgerLog, owner: Sealed) {
 #[cfg(test)]
 mod tests {
     use std::io::ErrorKind::TimedOut;
+    use std::sync::Mutex;
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use wire::BoxFuture;
@@ -233,16 +252,18 @@ mod tests {
 
     const LEASE: Duration = Duration::from_secs(3);
 
-    /// A log whose next seal, or the answer to it, is lost.
+    /// A log whose next seal, or the answer to it, is lost, or comes after a sign of life of the last owner.
     struct Lossy {
         log: MemLog,
         loses: AtomicBool,
         hides: AtomicBool,
+        wakes: Mutex<Option<Sealed>>,
     }
 
     impl Lossy {
         fn new() -> Self {
-            Self { log: MemLog::shared(LEASE), loses: AtomicBool::new(false), hides: AtomicBool::new(false) }
+            let (loses, hides) = (AtomicBool::new(false), AtomicBool::new(false));
+            Self { log: MemLog::shared(LEASE), loses, hides, wakes: Mutex::default() }
         }
     }
 
@@ -251,6 +272,10 @@ mod tests {
             Box::pin(async move {
                 if self.loses.swap(false, Ordering::Relaxed) {
                     return Err(LogError::Io(TimedOut.into()));
+                }
+                let woken = self.wakes.lock().unwrap().take();
+                if let Some(owner) = woken {
+                    self.log.renew(owner).await?;
                 }
                 let sealed = self.log.seal(epoch, nonce).await;
                 if self.hides.swap(false, Ordering::Relaxed) {
@@ -291,15 +316,37 @@ mod tests {
     async fn the_fence_tells_whether_a_seal_without_an_answer_took_the_ledger() {
         let log = Lossy::new();
         log.hides.store(true, Ordering::Relaxed);
-        let (owner, _) = seal(&log, 7, Some(Epoch(0))).await.unwrap();
+        let vacant = |epoch| Some(Vacancy { epoch: Epoch(epoch), alive: 0 });
+        let (owner, _) = seal(&log, 7, vacant(0)).await.unwrap();
         assert_eq!(owner, Sealed { epoch: Epoch(1), nonce: 7 });
         log.loses.store(true, Ordering::Relaxed);
-        assert!(matches!(seal(&log, 8, Some(Epoch(1))).await, Err(LogError::Io(_))));
-        let (owner, _) = seal(&log, 8, Some(Epoch(1))).await.unwrap();
+        assert!(matches!(seal(&log, 8, vacant(1)).await, Err(LogError::Io(_))));
+        let (owner, _) = seal(&log, 8, vacant(1)).await.unwrap();
         assert_eq!(owner, Sealed { epoch: Epoch(2), nonce: 8 });
-        assert!(matches!(seal(&log, 9, Some(Epoch(1))).await, Err(LogError::Fenced(Epoch(2)))));
-        assert!(matches!(seal(&log, 9, Some(Epoch(3))).await, Err(LogError::Fenced(Epoch(2)))));
+        assert!(matches!(seal(&log, 9, vacant(1)).await, Err(LogError::Fenced(Epoch(2)))));
+        assert!(matches!(seal(&log, 9, vacant(3)).await, Err(LogError::Fenced(Epoch(2)))));
         assert_eq!(seal(&log, 9, None).await.unwrap().0.epoch, Epoch(3));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_owner_that_comes_back_is_left_alone_or_outlasted() {
+        let log = Lossy::new();
+        let (one, _) = seal(&log, 7, Some(Vacancy::default())).await.unwrap();
+        let vacancy = log.fence().await.unwrap().vacancy();
+        // It comes back before others look again.
+        log.log.renew(one).await.unwrap();
+        assert!(matches!(seal(&log, 8, Some(vacancy)).await, Err(LogError::Fenced(Epoch(1)))));
+        // It comes back behind their look: it counts itself as the owner for a lease.
+        let vacancy = log.fence().await.unwrap().vacancy();
+        *log.wakes.lock().unwrap() = Some(one);
+        let sealed = tokio::time::Instant::now();
+        let (two, _) = seal(&log, 8, Some(vacancy)).await.unwrap();
+        assert!(sealed.elapsed() >= LEASE, "{:?}", sealed.elapsed());
+        // It does not come back: nobody waits.
+        let (vacancy, sealed) = (log.fence().await.unwrap().vacancy(), tokio::time::Instant::now());
+        assert_eq!((vacancy.epoch, vacancy.alive), (two.epoch, 2));
+        seal(&log, 9, Some(vacancy)).await.unwrap();
+        assert_eq!(sealed.elapsed(), Duration::ZERO);
     }
 
     #[tokio::test]

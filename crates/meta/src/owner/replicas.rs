@@ -40,10 +40,23 @@ struct Inner {
 struct Standing {
     /// The last entry in its store.
     stored: Seq,
+    /// When it last said something.
+    heard_ns: u64,
     /// The log is kept for it until then.
     until_ns: u64,
     /// It copies the store, so it needs the whole log behind its copy.
     copies: bool,
+}
+
+/// A standby, as its owner last heard of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StandbyStat {
+    /// Its number.
+    pub replica: u64,
+    /// The last entry in its store; 0 while it copies the owner's.
+    pub stored: Seq,
+    /// The time since.
+    pub age: Duration,
 }
 
 /// A copy on its way.
@@ -122,8 +135,22 @@ impl Replicas {
 
     fn heard(&self, inner: &mut Inner, replica: u64, (stored, copies): (Seq, bool), wait_ms: u32) {
         let wait = Duration::from_millis(wait_ms.into()).min(STANDBY_WAIT_MAX);
-        let until_ns = self.env.clock.boot_ns() + wait.as_nanos() as u64;
-        inner.standbys.insert(replica, Standing { stored, until_ns, copies });
+        let heard_ns = self.env.clock.boot_ns();
+        let until_ns = heard_ns + wait.as_nanos() as u64;
+        inner.standbys.insert(replica, Standing { stored, heard_ns, until_ns, copies });
+    }
+
+    /// The standbys that said something as recently as they promised.
+    pub(crate) fn standbys(&self) -> Vec<StandbyStat> {
+        let now_ns = self.env.clock.boot_ns();
+        let inner = self.inner();
+        let heard = inner.standbys.iter().filter(|(_, standing)| now_ns < standing.until_ns);
+        let stat = |(replica, standing): (&u64, &Standing)| StandbyStat {
+            replica: *replica,
+            stored: if standing.copies { Seq(0) } else { standing.stored },
+            age: Duration::from_nanos(now_ns - standing.heard_ns),
+        };
+        heard.map(stat).collect()
     }
 
     fn copy(&self, (replica, wait_ms): (u64, u32), copy: u64, after: &Bytes) -> Result<CopyPart, FsError> {

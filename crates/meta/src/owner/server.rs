@@ -27,7 +27,7 @@ use super::lease::RECALL_IDLE_NS;
 use super::options::{OwnerOptions, OwnerStat};
 use super::pressure::Pressure;
 use super::recovery::{OwnerError, give_back, recover};
-use super::replicas::Replicas;
+use super::replicas::{Replicas, StandbyStat};
 use super::tenure::Tenure;
 use super::writing::{append, store_changes};
 use super::{Core, Executed, Now, Terms};
@@ -75,8 +75,8 @@ impl Owner {
     }
 
     async fn take(options: &OwnerOptions) -> Result<(Sealed, Seq), OwnerError> {
-        let OwnerOptions { ledger, log, state, env, after, .. } = options;
-        recover((*ledger, log, state), env.random.next_u64(), *after).await
+        let OwnerOptions { ledger, log, state, env, vacant, .. } = options;
+        recover((*ledger, log, state), env.random.next_u64(), *vacant).await
     }
 
     /// Makes an owner and the futures that must run for it: its own work and the local store's. It began to seal the log
@@ -179,6 +179,11 @@ impl Owner {
             no_space_count: self.shared.no_space_count.load(Ordering::Relaxed),
             in_doubt: self.shared.in_doubt.load(Ordering::Relaxed),
         }
+    }
+
+    /// Nodes that follow the ledger and were heard of lately.
+    pub fn standbys(&self) -> Vec<StandbyStat> {
+        self.shared.replicas.standbys()
     }
 
     /// Why the owner is halted or has no space, as text.
@@ -488,13 +493,12 @@ impl Shared {
         }
         let appending = self.begin_append(&mut desk);
         drop(desk);
-        if let Some(appending) = appending {
-            self.append_here(appending);
-        }
+        self.append_here(appending);
     }
 
     /// Appends on this thread, which may block.
-    fn append_here(self: &Arc<Self>, mut appending: Appending) {
+    fn append_here(self: &Arc<Self>, appending: Option<Appending>) {
+        let Some(mut appending) = appending else { return };
         match appending.work.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(result) => self.end_append(appending.seq, result),
             Poll::Pending => {
@@ -510,9 +514,7 @@ impl Shared {
         let shared = self.clone();
         let next = move || {
             let appending = shared.begin_append(&mut shared.desk());
-            if let Some(appending) = appending {
-                shared.append_here(appending);
-            }
+            shared.append_here(appending);
         };
         if after_blocking(next).is_err() {
             self.work.notify_one();

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base::env::Clock;
-use base::{Epoch, LedgerId, Seq};
+use base::{LedgerId, Seq};
 use bytes::Bytes;
 use wire::replica::{CopyPart, ReplicaReply, ReplicaRequest, ReplicaService};
 
 use super::recovery::{Follower, OwnerError};
 use super::replicas::CopySum;
-use crate::log::{Fence, LedgerLog, LogError, NOBODY};
+use crate::log::{Fence, LedgerLog, LogError, NOBODY, Vacancy};
 use crate::state::{Applied, State, StateError, every_key};
 
 /// The pause between two looks at the log.
@@ -88,15 +88,15 @@ impl Standby {
     }
 
     /// Applies new entries of the log to the store about once a second, until the ledger is vacant: the owner has given no
-    /// sign of life for the lease of the log, or has given the ledger back. Returns the epoch of the last seal: a node that
-    /// takes the ledger at once, and after that epoch, takes it from nobody. Other nodes may see the same vacancy.
+    /// sign of life for the lease of the log, or has given the ledger back. Returns what the log shows: a node that takes the
+    /// ledger while it shows that takes it from nobody. Other nodes may see the same vacancy.
     ///
     /// While the log does not answer, it waits. If the log was trimmed beyond the end of the store, it takes a copy of the
     /// owner's store; without an owner, it waits for one.
     ///
     /// # Errors
     /// `RolledBack` and others as for an owner.
-    pub async fn follow(&mut self, clock: &dyn Clock) -> Result<Epoch, OwnerError> {
+    pub async fn follow(&mut self, clock: &dyn Clock) -> Result<Vacancy, OwnerError> {
         let log = self.options.log.clone();
         let mut look: u32 = 0;
         loop {
@@ -108,7 +108,7 @@ impl Standby {
                 // That may have taken long: the owner may have come back.
                 && self.vigil.look(&*log, clock).await == (Some(fence), true)
             {
-                return Ok(fence.epoch);
+                return Ok(fence.vacancy());
             }
             look = look.wrapping_add(1);
             tokio::time::sleep(LOOK_EVERY).await;

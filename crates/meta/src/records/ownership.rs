@@ -11,7 +11,7 @@ use wire::replica::{ReplicaReply, ReplicaRequest, ReplicaService, STANDBY_WAIT_M
 
 use super::{Records, RecordsError};
 use crate::log::{AppendError, LedgerLog, LogError, Room};
-use crate::owner::{Replicas, Tenure, give_back, trim_to};
+use crate::owner::{Replicas, StandbyStat, Tenure, give_back, trim_to};
 use crate::state::State;
 
 /// The log is trimmed once it holds as many entries that nobody needs.
@@ -106,6 +106,11 @@ impl Records {
         // The change that is under way ends before.
         let _end = self.end.lock().await;
         give_back(&*self.log, self.sealed).await;
+    }
+
+    /// Nodes that follow the ledger and were heard of lately.
+    pub fn standbys(&self) -> Vec<StandbyStat> {
+        self.ownership.as_ref().map(|ownership| ownership.replicas.standbys()).unwrap_or_default()
     }
 
     /// Refuses changes of a view, and of an earlier owner.

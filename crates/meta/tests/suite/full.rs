@@ -111,7 +111,7 @@ fn open(sim: &Sim, log: Arc<dyn LedgerLog>, state: Arc<dyn State>) -> Owner {
         state,
         env: sim.env(),
         evidence: Evidence::default(),
-        after: None,
+        vacant: None,
         earlier_sessions: EarlierSessions::End,
         unstored_bytes_max: 256 << 20,
         standby_grace: Duration::ZERO,

@@ -11,7 +11,7 @@ use base::env::Env;
 use base::{Epoch, FsError, Ino, LedgerId, Lineage, Seq};
 use bytes::Bytes;
 use meta::batch::Batch;
-use meta::log::{AppendError, LedgerLog, LogError, MemLog, NOBODY};
+use meta::log::{AppendError, LedgerLog, LogError, MemLog, NOBODY, Vacancy};
 use meta::owner::{EarlierSessions, Owner, OwnerError, OwnerOptions, Standby, StandbyOptions};
 use meta::records::{Records, RecordsError, RecordsOptions};
 use meta::state::{MemState, State};
@@ -28,10 +28,10 @@ async fn take(
     log: &Reached,
     state: &Arc<MemState>,
     env: &Env,
-    after: Option<Epoch>,
+    vacant: Option<Vacancy>,
 ) -> Result<Arc<Records>, OwnerError> {
     let (log, state, env) = (Arc::new(log.clone()), state.clone(), env.clone());
-    Ok(Arc::new(Records::open(RecordsOptions { ledger: LEDGER, log, state, env, after }).await?))
+    Ok(Arc::new(Records::open(RecordsOptions { ledger: LEDGER, log, state, env, vacant }).await?))
 }
 
 /// Opens the ledger with an empty store.
@@ -125,33 +125,56 @@ fn of_standbys_that_saw_the_same_vacancy_one_gets_the_ledger() {
             [0, 1].map(|index: usize| standby(&host, &states[index], one.clone(), LEDGER));
         let (seen, again) = tokio::join!(two.follow(&*env.clock), three.follow(&*env.clock));
         let (seen, again) = (seen.unwrap(), again.unwrap());
-        assert_eq!((seen, again), (one.epoch(), one.epoch()));
+        assert_eq!((seen.epoch, again), (one.epoch(), seen));
         let taken = take(&host, &states[0], &env, Some(seen)).await.unwrap();
         put(&taken, "b").await.unwrap();
         check_fenced(take(&host, &states[1], &env, Some(again)).await, 2);
         assert!(taken.holds());
         put(&taken, "c").await.unwrap();
         // The ledger of a filesystem is not taken from it either.
-        let options = OwnerOptions { ledger: LEDGER, after: Some(again), ..options_of(&host, &env) };
+        let options = OwnerOptions { ledger: LEDGER, vacant: Some(again), ..options_of(&host, &env) };
         check_fenced(Owner::open_here(options).await, 2);
         // The other one waits for the next vacancy, and has all changes then.
         let began = Instant::now();
-        assert_eq!(three.follow(&*env.clock).await.unwrap(), Epoch(2));
+        let seen = three.follow(&*env.clock).await.unwrap();
+        assert_eq!(seen.epoch, Epoch(2));
         assert!(began.elapsed() >= LEASE, "{:?}", began.elapsed());
-        let next = take(&host, &states[1], &env, Some(Epoch(2))).await.unwrap();
+        let next = take(&host, &states[1], &env, Some(seen)).await.unwrap();
         for key in ["a", "b", "c"] {
             assert!(next.snapshot().unwrap().get(key.as_bytes()).unwrap().is_some(), "{key}");
         }
-        check_fenced(take(&host, &Arc::default(), &env, Some(Epoch(7))).await, 3);
+        check_fenced(take(&host, &Arc::default(), &env, Some(Vacancy { epoch: Epoch(7), ..seen })).await, 3);
     });
 }
 
-/// How long a standby waits until the ledger is vacant, and the epoch that it saw.
-async fn vacant_after(log: &Reached, env: &Env, owner: Arc<dyn ReplicaService>) -> (Duration, Epoch) {
+#[test]
+fn an_owner_that_comes_back_before_its_ledger_is_taken_keeps_it() {
+    on_paused_time(|| async {
+        let (log, env) = (MemLog::shared(LEASE), env());
+        let host = Reached::new(&log);
+        let one = open(&host, &env).await;
+        put(&one, "a").await.unwrap();
+        // It sleeps for longer than its lease.
+        let (_, seen) = vacant_after(&host, &env, one.clone()).await;
+        assert!(!one.holds());
+        while_kept(&one, tokio::time::sleep(Duration::from_millis(10))).await;
+        assert!(one.holds());
+        check_fenced(take(&host, &Arc::default(), &env, Some(seen)).await, 1);
+        assert!(one.holds());
+        put(&one, "b").await.unwrap();
+        let (waited, seen) = vacant_after(&host, &env, one.clone()).await;
+        assert!(waited >= LEASE && seen.epoch == Epoch(1), "{waited:?} {seen:?}");
+        let two = take(&host, &Arc::default(), &env, Some(seen)).await.unwrap();
+        assert!(two.holds() && !one.holds());
+    });
+}
+
+/// How long a standby waits until the ledger is vacant, and what it saw.
+async fn vacant_after(log: &Reached, env: &Env, owner: Arc<dyn ReplicaService>) -> (Duration, Vacancy) {
     let began = Instant::now();
     let mut standby = standby(log, &Arc::default(), owner, LEDGER);
-    let epoch = standby.follow(&*env.clock).await.unwrap();
-    (began.elapsed(), epoch)
+    let seen = standby.follow(&*env.clock).await.unwrap();
+    (began.elapsed(), seen)
 }
 
 #[test]
@@ -161,17 +184,17 @@ fn a_ledger_that_was_given_back_is_vacant_at_once_and_that_of_a_dead_owner_after
         let host = Reached::new(&log);
         let one = open(&host, &env).await;
         put(&one, "a").await.unwrap();
-        let (waited, epoch) = vacant_after(&host, &env, one.clone()).await;
-        assert!(waited >= LEASE && epoch == Epoch(1), "{waited:?} {epoch}");
+        let (waited, seen) = vacant_after(&host, &env, one.clone()).await;
+        assert!(waited >= LEASE && seen.epoch == Epoch(1), "{waited:?} {seen:?}");
         one.resign().await;
         assert!(!one.holds());
         one.keep().await;
         assert!(matches!(put(&one, "b").await, Err(RecordsError::NotOwner)));
-        let (waited, epoch) = vacant_after(&host, &env, one.clone()).await;
-        assert!(waited < Duration::from_millis(1) && epoch == Epoch(2), "{waited:?} {epoch}");
+        let (waited, seen) = vacant_after(&host, &env, one.clone()).await;
+        assert!(waited < Duration::from_millis(1) && seen.epoch == Epoch(2), "{waited:?} {seen:?}");
         let fence = log.fence().await.unwrap();
         assert_eq!((fence.epoch, fence.nonce), (Epoch(2), NOBODY));
-        let two = take(&host, &Arc::default(), &env, Some(epoch)).await.unwrap();
+        let two = take(&host, &Arc::default(), &env, Some(seen)).await.unwrap();
         put(&two, "c").await.unwrap();
         assert_eq!(keys_in(&log).await, ["a", "c"]);
         // An owner that does not reach the log resigns all the same, and standbys wait.
@@ -179,8 +202,8 @@ fn a_ledger_that_was_given_back_is_vacant_at_once_and_that_of_a_dead_owner_after
         two.resign().await;
         assert!(!two.holds());
         host.cut.store(false, Ordering::Relaxed);
-        let (waited, epoch) = vacant_after(&host, &env, two.clone()).await;
-        assert!(waited >= LEASE && epoch == Epoch(3), "{waited:?} {epoch}");
+        let (waited, seen) = vacant_after(&host, &env, two.clone()).await;
+        assert!(waited >= LEASE && seen.epoch == Epoch(3), "{waited:?} {seen:?}");
     });
 }
 
@@ -191,11 +214,11 @@ fn a_ledger_that_nobody_ever_took_is_vacant_at_once() {
         let host = Reached::new(&log);
         let nobody = Arc::new(Records::view(LEDGER, Arc::new(MemState::default())));
         assert!(!nobody.holds());
-        let (waited, epoch) = vacant_after(&host, &env, nobody).await;
-        assert!(waited < Duration::from_millis(1) && epoch == Epoch(0), "{waited:?} {epoch}");
-        let first = take(&host, &Arc::default(), &env, Some(epoch)).await.unwrap();
+        let (waited, seen) = vacant_after(&host, &env, nobody).await;
+        assert!(waited < Duration::from_millis(1) && seen.epoch == Epoch(0), "{waited:?} {seen:?}");
+        let first = take(&host, &Arc::default(), &env, Some(seen)).await.unwrap();
         assert_eq!(first.epoch(), Epoch(1));
-        check_fenced(take(&host, &Arc::default(), &env, Some(epoch)).await, 1);
+        check_fenced(take(&host, &Arc::default(), &env, Some(seen)).await, 1);
     });
 }
 
@@ -216,9 +239,9 @@ fn an_owner_that_stops_in_order_gives_its_ledger_back() {
         assert_eq!(one.ask(asked).await, Err(FsError::Disconnected));
         let began = Instant::now();
         let mut next = standby(&host, &Arc::default(), one.clone(), LedgerId(1));
-        let epoch = next.follow(&*env.clock).await.unwrap();
+        let seen = next.follow(&*env.clock).await.unwrap();
         assert!(began.elapsed() < Duration::from_millis(1), "{:?}", began.elapsed());
-        let options = OwnerOptions { after: Some(epoch), ..options_of(&host, &env) };
+        let options = OwnerOptions { vacant: Some(seen), ..options_of(&host, &env) };
         let two = Owner::open_here(options).await.unwrap();
         assert_eq!(two.stat().epoch, 3);
         let session = two.connect(Arc::new(Deaf)).await.unwrap();
@@ -402,7 +425,7 @@ fn an_owner_that_comes_back_while_a_standby_prepares_keeps_the_ledger() {
             followed = standby.follow(&*env.clock) => panic!("the owner is back: {followed:?}"),
             () = work => {}
         }
-        assert_eq!(standby.follow(&*env.clock).await.unwrap(), one.epoch());
+        assert_eq!(standby.follow(&*env.clock).await.unwrap().epoch, one.epoch());
     });
 }
 

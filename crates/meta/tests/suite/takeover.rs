@@ -176,7 +176,7 @@ pub(crate) fn options_of(log: &Reached, env: &Env) -> OwnerOptions {
         state: Arc::new(MemState::default()),
         env: env.clone(),
         evidence: Evidence::default(),
-        after: None,
+        vacant: None,
         earlier_sessions: EarlierSessions::End,
         unstored_bytes_max: 256 << 20,
         standby_grace: Duration::ZERO,

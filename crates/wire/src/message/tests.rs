@@ -410,7 +410,12 @@ fn answers_of_nodes() -> Vec<(&'static str, Vec<u8>)> {
         ("answer: records", encoding::encode(&ClusterReply::Records(news))),
         (
             "answer: renewed",
-            encoding::encode(&ClusterReply::Renewed { certificate: text("own"), authorities: text("all") }),
+            encoding::encode(&ClusterReply::Renewed {
+                certificate: text("own"),
+                authorities: text("all"),
+                log: text("etcd://a:1"),
+                authority_key: text("key"),
+            }),
         ),
         ("answer: owner", encoding::encode(&ClusterReply::Owner(Some(Epoch(4))))),
         ("answer: owner of the ledgers", encoding::encode(&ViewReply::Owner(NodeId(2), Epoch(4)))),

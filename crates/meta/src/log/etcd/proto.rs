@@ -123,6 +123,9 @@ pub(super) struct Compare {
     pub(super) key: Bytes,
     #[prost(oneof = "Expected", tags = "6, 7")]
     pub(super) expected: Option<Expected>,
+    /// If not empty, all keys from `key` on and before this one are compared.
+    #[prost(bytes = "bytes", tag = "64")]
+    pub(super) range_end: Bytes,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -209,12 +212,17 @@ impl Call for StatusRequest {
 impl Compare {
     /// Whether the key has exactly this value. False if it does not exist.
     pub(super) fn value(key: Bytes, value: Bytes) -> Self {
-        Self { target: 3, key, expected: Some(Expected::Value(value)) }
+        Self { target: 3, key, expected: Some(Expected::Value(value)), range_end: Bytes::new() }
     }
 
     /// Whether the key was last changed at this revision; 0 if it does not exist.
     pub(super) fn mod_revision(key: Bytes, revision: i64) -> Self {
-        Self { target: 2, key, expected: Some(Expected::ModRevision(revision)) }
+        Self { target: 2, key, expected: Some(Expected::ModRevision(revision)), range_end: Bytes::new() }
+    }
+
+    /// Whether there are no keys from `key` on and before `range_end`.
+    pub(super) fn none(key: Bytes, range_end: Bytes) -> Self {
+        Self { range_end, ..Self::mod_revision(key, 0) }
     }
 }
 

@@ -1,5 +1,6 @@
 //! The engine with real members of etcd that are killed, stopped, filled and replaced.
 
+mod moving;
 mod servers;
 mod vacancy;
 

@@ -60,6 +60,43 @@ impl Keys {
     }
 }
 
+/// What is not of one ledger.
+pub(super) struct Common {
+    base: String,
+}
+
+impl Common {
+    pub(super) fn new(prefix: &str) -> Self {
+        Self { base: prefix.trim_end_matches('/').to_owned() }
+    }
+
+    /// The number of the move that began the logs here.
+    pub(super) fn moved(&self) -> Bytes {
+        Bytes::from(format!("{}/moved", self.base))
+    }
+
+    /// All keys: from the first one on, before the second one.
+    pub(super) fn all(&self) -> (Bytes, Bytes) {
+        self.below("")
+    }
+
+    /// All keys of ledgers.
+    pub(super) fn ledgers(&self) -> (Bytes, Bytes) {
+        self.below("/ledger")
+    }
+
+    fn below(&self, name: &str) -> (Bytes, Bytes) {
+        (Bytes::from(format!("{}{name}/", self.base)), Bytes::from(format!("{}{name}0", self.base)))
+    }
+}
+
+/// The value of `moved`.
+pub(super) fn encode_moved(number: u64) -> Bytes {
+    let mut w = Writer::new();
+    w.u8(FORMAT).u64(number);
+    w.finish().into()
+}
+
 /// The value of `owner`.
 pub(super) fn encode_owner(owner: Sealed) -> Bytes {
     let mut w = Writer::new();

@@ -8,19 +8,25 @@ use base::{Epoch, LedgerId, Seq};
 use tokio::time::timeout;
 
 use super::{EtcdLog, Shared};
-use crate::log::{AppendError, LedgerLog, LogError, NOBODY};
+use crate::log::{AppendError, LedgerLog, LogError, NOBODY, Vacancy};
 use crate::owner::{OwnerError, Standby, StandbyOptions};
 use crate::records::{Records, RecordsError, RecordsOptions};
 use crate::state::{MemState, State};
+
+/// After an owner that gave no sign of life.
+fn vacancy(epoch: u64) -> Vacancy {
+    Vacancy { epoch: Epoch(epoch), alive: 0 }
+}
 
 async fn take(
     shared: &Shared,
     ledger: LedgerId,
     state: &Arc<dyn State>,
-    after: Option<Epoch>,
+    after: Option<u64>,
 ) -> Result<Arc<Records>, OwnerError> {
     let log = Arc::new(EtcdLog::open(shared.etcd(), ledger).await.unwrap());
-    let options = RecordsOptions { ledger, log, state: state.clone(), env: Env::real(), after };
+    let options =
+        RecordsOptions { ledger, log, state: state.clone(), env: Env::real(), vacant: after.map(vacancy) };
     Ok(Arc::new(Records::open(options).await?))
 }
 
@@ -38,7 +44,7 @@ fn a_ledger_that_was_given_back_is_anybodys_at_once() {
     shared.runtime().block_on(async {
         let ledger = shared.next_ledger();
         let state = || Arc::new(MemState::default()) as Arc<dyn State>;
-        let one = take(&shared, ledger, &state(), Some(Epoch(0))).await.unwrap();
+        let one = take(&shared, ledger, &state(), Some(0)).await.unwrap();
         put(&one, b"a").await.unwrap();
         one.resign().await;
         assert!(matches!(put(&one, b"b").await, Err(RecordsError::NotOwner)));
@@ -52,9 +58,9 @@ fn a_ledger_that_was_given_back_is_anybodys_at_once() {
             StandbyOptions { ledger, log, state: copy.clone(), owner: one, replica: 2, wait: Duration::ZERO };
         let mut standby = Standby::new(options).unwrap();
         let followed = timeout(Duration::from_secs(2), standby.follow(&*Env::real().clock)).await;
-        assert_eq!(followed.unwrap().unwrap(), Epoch(2));
-        assert!(is_fenced(&take(&shared, ledger, &state(), Some(Epoch(1))).await));
-        let two = take(&shared, ledger, &copy, Some(Epoch(2))).await.unwrap();
+        assert_eq!(followed.unwrap().unwrap(), vacancy(2));
+        assert!(is_fenced(&take(&shared, ledger, &state(), Some(1)).await));
+        let two = take(&shared, ledger, &copy, Some(2)).await.unwrap();
         put(&two, b"c").await.unwrap();
         assert!(two.holds() && two.snapshot().unwrap().get(b"a").unwrap().is_some());
     });
@@ -67,7 +73,7 @@ fn of_nodes_that_take_a_vacant_ledger_at_once_one_gets_it() {
         let ledger = shared.next_ledger();
         let states = [(); 2].map(|()| Arc::new(MemState::default()) as Arc<dyn State>);
         for epoch in 0..10 {
-            let taking = |index: usize| take(&shared, ledger, &states[index], Some(Epoch(epoch)));
+            let taking = |index: usize| take(&shared, ledger, &states[index], Some(epoch));
             let (one, two) = tokio::join!(taking(0), taking(1));
             let winner = match (&one, &two) {
                 (Ok(winner), lost) | (lost, Ok(winner)) if is_fenced(lost) => winner,

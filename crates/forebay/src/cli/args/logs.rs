@@ -1,0 +1,43 @@
+//! Arguments of `log`.
+
+use std::path::PathBuf;
+
+use clap::Subcommand;
+
+use crate::engine::EngineAddress;
+
+const MOVE_HELP: &str = "Before: the logs are files of the first node, and everything waits while that node is away. After: the first three
+nodes of the cluster follow the ledgers, and each can take them over. Metadata stands still for some seconds while
+the first node's process begins anew; mounts in processes of their own wait, and lose nothing.
+
+Nothing has moved if the command fails: the logs stay in files, and it may be given again.
+
+Example:
+  forebay log move /srv/forebay etcd://10.0.0.1:2379,10.0.0.2:2379,10.0.0.3:2379";
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum LogCommand {
+    /// Show where the logs of the metadata are, and how far the nodes that follow them have come.
+    #[command(after_help = "Example:\n  forebay log show /srv/forebay")]
+    Show {
+        /// The directory of any node.
+        dir: PathBuf,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Move the logs from files of the first node to an engine, so that other nodes can take over.
+    #[command(after_help = MOVE_HELP)]
+    Move {
+        /// The directory of any node.
+        dir: PathBuf,
+        /// The engine: etcd://HOST:PORT,…[?prefix=NAME&ca=FILE&cert=FILE&key=FILE]
+        to: EngineAddress,
+        /// Mounts in the first node's own process may end: programs that have files open there fail. They are made anew.
+        #[arg(long)]
+        remount: bool,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+}

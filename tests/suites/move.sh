@@ -1,0 +1,183 @@
+#!/usr/bin/env bash
+# The logs of a cluster that began on one machine move from files into etcd while programs work; machines that joined before and after
+# that can take over then. A move that fails or is killed at any moment leaves either the files or the engine, and nothing is lost.
+LIMIT_S=$([ "${FOREBAY_TEST_LONG:-0}" = 1 ] && echo 1800 || echo 240)
+source "$(dirname "$0")/../lib.sh"
+[ "$PLAIN" = 1 ] && exit 0
+source "$(dirname "$0")/../machines.sh"
+NODES=(1 2 3)
+# So many moves are killed.
+ROUNDS=${FOREBAY_MOVE_ROUNDS:-$([ "$LONG" = 1 ] && echo 40 || echo 3)}
+
+log_at() { on "$1" timeout 30 "$FOREBAY" log show "$WORK/$1" --json | jq -r .at; }
+move() { on "$1" timeout 150 "$FOREBAY" log move "$WORK/$1" "${@:2}" </dev/null; }
+# put KEY VALUE: what another user of etcd puts there.
+put() {
+    on 1 curl -sf "http://$(address 1):2379/v3/kv/put" -d "{\"key\":\"$(printf %s "$1" | base64)\",\"value\":\"$(printf %s "$2" | base64)\"}" >/dev/null
+}
+
+# --- checks --------------------------------------------------------------------------------------------------------
+
+begin() {
+    local node token
+    for node in 1 2 3; do wait_until 30 etcd_answers "$node"; done
+    for node in 1 2 3; do echo "$WORK/$node" >>"$WORK/.nodes"; done
+    on 1 timeout 120 "$FOREBAY" start "$WORK/1" --drives 2 --drive-size 512MiB --profile r2 --mount "$WORK/1/mnt" \
+        --memory "$MEMORY" --address "$(address 1)" </dev/null
+    token=$(on 1 "$FOREBAY" token create "$WORK/1")
+    on 2 timeout 120 "$FOREBAY" join "$token" "$WORK/2" --drives 2 --drive-size 512MiB --name n2 </dev/null
+    on 2 "$FOREBAY" mount "$WORK/2" "$WORK/2/mnt"
+    stage_tree 200 "$WORK/tree"
+    cp -a "$WORK/tree" "$WORK/1/mnt/tree"
+    sync_files "$WORK/1/mnt/tree"
+    on 1 "$FOREBAY" log show "$WORK/1" | grep -q "files of node 0; while it is away, everything waits"
+}
+
+# Nothing happens to the node, whose process goes on.
+refused() {
+    local pid
+    pid=$(member_pid 1)
+    put taken/x y
+    expect_fail "etcd://HOST:PORT" move 1 http://a:1
+    expect_fail "cannot be used" move 1 "etcd://$(address 1):9"
+    expect_fail "mounts in the node's own process.*--remount" move 1 "$ENGINE"
+    [ "$(log_at 2)" = files ]
+    [ "$(member_pid 1)" = "$pid" ]
+    on 1 "$FOREBAY" umount "$WORK/1"
+    on 1 "$FOREBAY" mount "$WORK/1" "$WORK/1/mnt" -o process=own
+    expect_fail "stay where they are.*another cluster" move 1 "$ENGINE?prefix=taken"
+    [ "$(log_at 2)" = files ]
+    on 1 "$FOREBAY" log show "$WORK/1" | grep -q "last attempt to move failed"
+    # Everything is in the engine, and the last step fails: the next move goes there too, with what has changed until then.
+    mkdir "$WORK/1/identity/membership.json.new"
+    expect_fail "stay where they are.*membership" move 1 "$ENGINE?prefix=moved"
+    rmdir "$WORK/1/identity/membership.json.new"
+    [ "$(log_at 2)" = files ]
+    same_tree "$WORK/tree" "$WORK/1/mnt/tree"
+}
+
+# Programs work at both machines, and see no error.
+moves() {
+    beside 1 moves_beside_two
+    [ "$(log_at 1)" = "$ENGINE?prefix=moved" ]
+    wait_until 60 follows 2 1
+    status 2 | jq -e .log.at
+    wait_until 60 healthy 1
+    not ls "$WORK"/1/meta/ledger-*/log/*.log
+    not test -e "$WORK/1/log-move.json"
+    expect_fail "in an engine already" move 2 "$ENGINE?prefix=again"
+    for node in 1 2; do same_tree "$WORK/tree" "$WORK/$node/mnt/tree"; done
+}
+moves_beside_two() { under 2 move 2 "$ENGINE?prefix=moved"; }
+# follows NODE COUNT: so many nodes have all ledgers up to their ends, or nearly.
+follows() {
+    on "$1" timeout 30 "$FOREBAY" log show "$WORK/$1" --json |
+        jq -e --argjson count "$2" 'all(.ledgers[]; .last_seq as $last | [.standbys[] | select(.stored_seq + 5 >= $last)] | length == $count)' >/dev/null
+}
+
+joins_later() {
+    local token
+    token=$(on 2 "$FOREBAY" token create "$WORK/2")
+    on 3 timeout 120 "$FOREBAY" join "$token" "$WORK/3" --drives 2 --drive-size 512MiB --name n3 </dev/null
+    on 3 "$FOREBAY" mount "$WORK/3" "$WORK/3/mnt"
+    on 3 "$FOREBAY" fs set "$WORK/3" main --profile 4+2
+    wait_until 60 follows 3 2
+    wait_until 60 healthy 3
+}
+
+first_machine_dies() {
+    beside 3 machine_kill 1
+    owner_is_not 3 1
+    etcd_start 1
+    machine_returns 1
+    same_tree "$WORK/tree" "$WORK/1/mnt/tree"
+}
+
+# The first node had a copy of its directory from before the move: with that it does not begin a cluster of its own.
+old_copy() {
+    local node
+    on 1 timeout 120 "$FOREBAY" stop "$WORK/1" </dev/null
+    rm -rf "$WORK/kept"
+    mkdir "$WORK/kept"
+    mv "$WORK"/1/{meta,meta-dirs.json,identity} "$WORK/kept"
+    cp -a "$WORK"/old/{meta,meta-dirs.json,identity} "$WORK/1/"
+    expect_fail "newer|older" on 1 timeout 120 "$FOREBAY" start "$WORK/1"
+    rm -rf "$WORK"/1/{meta,meta-dirs.json,identity}
+    mv "$WORK"/kept/* "$WORK/1/"
+    member_start 1
+    wait_until 90 healthy 1
+    for node in 1 2 3; do same_tree "$WORK/tree" "$WORK/$node/mnt/tree"; done
+}
+keep_copy() {
+    rm -rf "$WORK/old"
+    mkdir "$WORK/old"
+    on 1 timeout 120 "$FOREBAY" stop "$WORK/1" --keep-mounts </dev/null
+    cp -a "$WORK"/1/{meta,meta-dirs.json,identity} "$WORK/old/"
+    member_start 1
+    wait_until 60 mounted 1
+}
+
+# The process is killed at any moment of a move: the next start finds the files or the engine.
+killed() {
+    local round pid at asking dir="$WORK/k" moved=0
+    for ((round = 0; round < ROUNDS; round++)); do
+        rm -rf "$dir"
+        on 1 timeout 120 "$FOREBAY" start "$dir" --drives 1 --drive-size 256MiB --mount "$dir/mnt" --mount-options process=own \
+            --memory "$MEMORY" --address "$(address 1):7799" --s3 127.0.0.1:0 </dev/null
+        echo "$dir" >>"$WORK/.nodes"
+        stage_tree 20 "$dir/mnt/tree"
+        sync_files "$dir/mnt/tree"
+        cp -a "$dir/mnt/tree" "$WORK/killed-$round"
+        pid=$(node_pid k)
+        on 1 timeout 60 "$FOREBAY" log move "$dir" "$ENGINE?prefix=killed-$round" </dev/null &
+        asking=$!
+        # The steps themselves take some hundredths of a second, the start after them longer.
+        sleep "0.$((RANDOM % 2 * RANDOM % 10))$((RANDOM % 10))$((RANDOM % 10))"
+        kill -KILL "$pid"
+        kill "$asking" || true
+        on 1 timeout 120 "$FOREBAY" start "$dir" </dev/null
+        # In an engine, an owner that was killed counts as alive for some seconds.
+        wait_until 60 log_shown "$dir"
+        at=$(log_shown "$dir")
+        echo "round $round: $at"
+        same_tree "$WORK/killed-$round" "$dir/mnt/tree"
+        if [ "$at" = files ]; then
+            echo more >"$dir/mnt/tree/more"
+            sync_files "$dir/mnt/tree"
+            on 1 timeout 60 "$FOREBAY" log move "$dir" "$ENGINE?prefix=killed-$round" </dev/null
+            [ "$(cat "$dir/mnt/tree/more")" = more ]
+        else
+            moved=$((moved + 1))
+        fi
+        on 1 timeout 60 "$FOREBAY" stop "$dir" </dev/null
+        on 1 timeout 60 "$FOREBAY" start "$dir" </dev/null
+        wait_until 30 mountpoint -q "$dir/mnt"
+        on 1 timeout 200 "$FOREBAY" fsck "$dir" </dev/null
+        on 1 timeout 60 "$FOREBAY" stop "$dir" </dev/null
+    done
+    echo "$moved of $ROUNDS had moved"
+}
+
+log_shown() { on 1 timeout 30 "$FOREBAY" log show "$1" --json | jq -er .at; }
+
+whole() {
+    local node
+    wait_until 90 healthy 2
+    on 2 timeout 200 "$FOREBAY" fsck "$WORK/2" </dev/null
+    for node in 3 1 2; do on "$node" timeout 120 "$FOREBAY" stop "$WORK/$node" </dev/null; done
+    for node in 1 2 3; do member_start "$node"; done
+    wait_until 90 healthy 3
+    for node in 1 2 3; do wait_until 30 mounted "$node" && same_tree "$WORK/tree" "$WORK/$node/mnt/tree"; done
+}
+
+machines_begin
+for node in 1 2 3; do etcd_start "$node"; done
+check "two machines, their metadata in files of the first" begin || exit 1
+check "moves that cannot work are refused, and change nothing" refused
+check "the node stops and starts as before" keep_copy
+check "the logs move under load at two machines" moves || exit 1
+check "another machine joins and follows" joins_later
+check "the first machine dies" first_machine_dies
+check "an old copy of the first node's directory does not start" old_copy
+check "moves that are killed" killed
+check "all is whole, and starts again as it was" whole
