@@ -25,7 +25,7 @@ pub use damage::{DamageInfo, LostFileInfo};
 pub use filesystem_groups::{
     FilesystemGroupControl, FilesystemGroupInfo, MoveFilesystem, SetFilesystemGroup,
 };
-pub use logs::{LedgerLog, LogControl, LogInfo, LogMove, StandbyInfo};
+pub use logs::{EngineMemberInfo, LedgerLog, LogControl, LogInfo, LogMove, StandbyInfo};
 pub use nodes::{CreateToken, NewToken, NodeInfo, NodesControl, TokenInfo};
 pub use server::{Answer, Answered, Api, ServeError, serve, serve_answers};
 pub use stores::{BenchStore, SetStore, StoreControl, StoreInfo, StoreValidationInfo, Verify};

@@ -12,11 +12,23 @@ pub struct LogInfo {
     pub at: String,
     /// The node that owns the ledgers.
     pub owner: u32,
+    /// The members of the engine.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub members: Vec<EngineMemberInfo>,
     /// Why the last attempt to move the logs failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
     /// All ledgers, that of the cluster first.
     pub ledgers: Vec<LedgerLog>,
+}
+
+/// A member of the engine that has the logs.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EngineMemberInfo {
+    /// Where the owner of the ledgers reaches it.
+    pub address: String,
+    /// Whether it answers there and is connected to the others.
+    pub answers: bool,
 }
 
 /// A ledger with the nodes that follow it.

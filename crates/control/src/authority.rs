@@ -92,11 +92,19 @@ impl Authority {
     /// # Errors
     /// If there is no randomness for its key.
     pub fn make(cluster: ClusterId, now_ns: i64) -> Result<Self, AuthorityError> {
+        Self::make_named(format!("Forebay cluster {cluster}"), now_ns)
+    }
+
+    /// A new authority with this name.
+    ///
+    /// # Errors
+    /// As for [`Authority::make`].
+    pub fn make_named(text: String, now_ns: i64) -> Result<Self, AuthorityError> {
         let key = KeyPair::generate().map_err(AuthorityError::Unusable)?;
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-        name(&mut params, format!("Forebay cluster {cluster}"));
+        name(&mut params, text);
         valid(&mut params, now_ns, AUTHORITY_VALID);
         let certificate = params.self_signed(&key).map_err(AuthorityError::Unusable)?;
         let (certificate_pem, key_pem) = (certificate.pem(), key.serialize_pem());
@@ -146,6 +154,23 @@ impl Authority {
         request.params = params;
         let certificate = request.signed_by(&self.issuer).map_err(AuthorityError::Unusable)?;
         Ok(Issued { certificate_pem: certificate.pem(), key: key_of(&request) })
+    }
+
+    /// Makes a key and a certificate for a program at a host, valid for as long as the authority. Returns certificate and key.
+    ///
+    /// # Errors
+    /// If the host is no name and no address.
+    pub fn issue_to_host(&self, host: &str, now_ns: i64) -> Result<(String, String), AuthorityError> {
+        let key = KeyPair::generate().map_err(AuthorityError::Unusable)?;
+        let mut params = CertificateParams::new(vec![host.to_owned()]).map_err(AuthorityError::Unusable)?;
+        params.use_authority_key_identifier_extension = true;
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages =
+            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        name(&mut params, host.to_owned());
+        valid(&mut params, now_ns, AUTHORITY_VALID);
+        let certificate = params.signed_by(&key, &self.issuer).map_err(AuthorityError::Unusable)?;
+        Ok((certificate.pem(), key.serialize_pem()))
     }
 }
 

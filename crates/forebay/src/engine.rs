@@ -1,16 +1,30 @@
-//! The engine that has the logs of the ledgers, where several nodes reach it: `etcd://HOST:PORT[,…][?prefix=…]`.
+//! The engine that has the logs of the ledgers, where several nodes reach it: `etcd://HOST:PORT[,…][?prefix=…]`. It is one of the
+//! operator, or Forebay runs its members on the first nodes.
 
-use std::path::Path;
+mod supervised;
+
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
+use admin::EngineMemberInfo;
 use anyhow::{Context, Result, bail};
 use base::env::Env;
 use base::{ClusterId, Epoch, LedgerId, Seq};
 use control::CONTROL_LEDGER;
 use meta::log::{Etcd, EtcdLog, EtcdOptions, EtcdTls, LedgerLog};
 
+use wire::cluster::EngineMember;
+
+use crate::node::NodeDir;
+
+use supervised::bracketed;
+pub(crate) use supervised::{Supervised, new_authority};
+
 /// What all keys of a cluster begin with, unless another prefix was asked for.
 const PREFIX: &str = "forebay/";
+/// How long a member may take to say that it is there.
+const LOOK_PATIENCE: Duration = Duration::from_secs(1);
 /// The largest number of members that one can be given.
 const ENDPOINTS_MAX: usize = 16;
 
@@ -21,6 +35,8 @@ pub(crate) struct EngineAddress {
     members: Vec<String>,
     /// What all keys begin with; `None`: not chosen.
     prefix: Option<String>,
+    /// Forebay runs the members, and their certificates are on their nodes.
+    is_own: bool,
     /// Paths of the authorities' certificates, and of this node's certificate and key, on each node.
     ca: Option<String>,
     cert: Option<String>,
@@ -42,9 +58,13 @@ impl std::str::FromStr for EngineAddress {
         for member in &members {
             control::check_address(member).context(form)?;
         }
-        let mut address = Self { members, prefix: None, ca: None, cert: None, key: None };
+        let mut address = Self { members, prefix: None, is_own: false, ca: None, cert: None, key: None };
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             let (name, value) = pair.split_once('=').context(form)?;
+            if (name, value) == ("run", "own") {
+                address.is_own = true;
+                continue;
+            }
             let place = match name {
                 "prefix" => &mut address.prefix,
                 "ca" => &mut address.ca,
@@ -70,7 +90,14 @@ impl std::str::FromStr for EngineAddress {
 impl std::fmt::Display for EngineAddress {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "etcd://{}", self.members.join(","))?;
-        let named = [("prefix", &self.prefix), ("ca", &self.ca), ("cert", &self.cert), ("key", &self.key)];
+        let own = self.is_own.then(|| "own".to_owned());
+        let named = [
+            ("run", &own),
+            ("prefix", &self.prefix),
+            ("ca", &self.ca),
+            ("cert", &self.cert),
+            ("key", &self.key),
+        ];
         let named = named.into_iter().filter_map(|(name, value)| Some((name, value.as_ref()?)));
         for (index, (name, value)) in named.enumerate() {
             write!(f, "{}{name}={value}", if index == 0 { '?' } else { '&' })?;
@@ -100,13 +127,32 @@ impl EngineAddress {
         self.prefix.as_deref().unwrap_or_default()
     }
 
-    fn options(&self, env: &Env) -> Result<EtcdOptions> {
+    /// An engine whose members Forebay runs.
+    pub(crate) fn own(members: &[EngineMember], cluster: ClusterId) -> Result<Self> {
+        let members =
+            members.iter().map(|member| format!("{}:{}", bracketed(&member.host), member.client_port));
+        let address = format!("etcd://{}?run=own", members.collect::<Vec<_>>().join(","));
+        Ok(address.parse::<Self>()?.of_cluster(cluster))
+    }
+
+    /// Whether Forebay runs its members.
+    pub(crate) fn is_own(&self) -> bool {
+        self.is_own
+    }
+
+    fn options(&self, env: &Env, dir: &NodeDir) -> Result<EtcdOptions> {
         let read =
-            |path: &String| env.files.read(Path::new(path)).with_context(|| format!("cannot read {path}"));
-        let tls = match &self.ca {
+            |path: &Path| env.files.read(path).with_context(|| format!("cannot read {}", path.display()));
+        let own = self.is_own.then(|| Supervised::new(env, dir).certificates());
+        let named = |path: &Option<String>| path.as_ref().map(PathBuf::from);
+        let [ca, cert, key] = match own {
+            Some(paths) => paths.map(Some),
+            None => [named(&self.ca), named(&self.cert), named(&self.key)],
+        };
+        let tls = match &ca {
             None => None,
             Some(ca) => {
-                let identity = self.cert.as_ref().zip(self.key.as_ref());
+                let identity = cert.as_ref().zip(key.as_ref());
                 let identity_pem = identity.map(|(cert, key)| anyhow::Ok((read(cert)?, read(key)?)));
                 Some(EtcdTls { ca_pem: read(ca)?, identity_pem: identity_pem.transpose()? })
             }
@@ -126,8 +172,8 @@ pub(crate) struct Engine {
 
 impl Engine {
     /// Connects.
-    pub(crate) async fn connect(env: &Env, address: &EngineAddress) -> Result<Self> {
-        let etcd = Etcd::connect(&address.options(env)?, env).await;
+    pub(crate) async fn connect(env: &Env, dir: &NodeDir, address: &EngineAddress) -> Result<Self> {
+        let etcd = Etcd::connect(&address.options(env, dir)?, env).await;
         let etcd = etcd.with_context(|| {
             format!("the engine with the logs of the cluster cannot be used: {address} (see `etcdctl endpoint status`)")
         })?;
@@ -144,6 +190,12 @@ impl Engine {
     pub(crate) async fn begin(&self, number: u64, ledger: LedgerId, end: (Epoch, Seq)) -> Result<bool> {
         let begun = self.etcd.begin(number, ledger, end).await;
         begun.with_context(|| format!("beginning the log of ledger {ledger} in {}", self.address))
+    }
+
+    /// Its members, and whether they answer.
+    pub(crate) async fn members(&self) -> Vec<EngineMemberInfo> {
+        let members = self.etcd.members(LOOK_PATIENCE).await.into_iter();
+        members.map(|(address, answers)| EngineMemberInfo { address, answers }).collect()
     }
 
     /// Where it is.
@@ -182,6 +234,23 @@ mod tests {
         check("etcd://a:1?cert=/c&key=/k", None);
         check("etcd://a:1?prefix=", None);
         check("etcd://a:1?more=1", None);
+    }
+
+    #[test]
+    fn an_engine_of_our_own_is_found_again() {
+        let member = |host: &str| EngineMember {
+            name: "node-0".to_owned(),
+            host: host.to_owned(),
+            client_port: 7741,
+            peer_port: 7742,
+        };
+        let own = EngineAddress::own(&[member("10.0.0.1"), member("fd00::1")], ClusterId([1; 16])).unwrap();
+        assert!(
+            own.is_own()
+                && own.to_string().starts_with("etcd://10.0.0.1:7741,[fd00::1]:7741?run=own&prefix=")
+        );
+        assert_eq!(own.to_string().parse::<EngineAddress>().unwrap(), own);
+        assert!(!"etcd://a:1".parse::<EngineAddress>().unwrap().is_own());
     }
 
     #[test]

@@ -199,6 +199,45 @@ pub enum HostRequest {
     },
     /// The condition of its drives. Answer: `Drives`.
     Drives,
+    /// Runs a member of the engine that is to have the logs of the ledgers. Answer: `Done`.
+    StartEngine(EngineSeat),
+}
+
+/// A member of an engine that a node is to run.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EngineSeat {
+    /// The number of the attempt to make the engine. What another one has left goes, if no cluster relies on it.
+    pub number: u64,
+    /// The name of the member.
+    pub name: String,
+    /// All members.
+    pub members: Vec<EngineMember>,
+    /// The certificate of the engine's authority (PEM).
+    pub authority: String,
+    /// Its key (PEM).
+    pub authority_key: String,
+}
+
+impl std::fmt::Debug for EngineSeat {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("EngineSeat")
+            .field("number", &self.number)
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Where others find a member.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EngineMember {
+    /// Its name.
+    pub name: String,
+    /// Name or address of its node.
+    pub host: String,
+    /// The port for clients.
+    pub client_port: u16,
+    /// The port for other members.
+    pub peer_port: u16,
 }
 
 /// The answer about drives.

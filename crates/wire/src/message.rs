@@ -291,9 +291,14 @@ pub const CLUSTER: Operations = Operations(&[
     ("IsOwner", 0x01b3),
     ("Owns", 0x01b4),
 ]);
-/// What the owner of the control ledger asks nodes about their drives.
-pub const HOST: Operations =
-    Operations(&[("Format", 0x01c0), ("Reopen", 0x01c1), ("Close", 0x01c2), ("Drives", 0x01c3)]);
+/// What the owner of the control ledger asks nodes about their drives, and to run.
+pub const HOST: Operations = Operations(&[
+    ("Format", 0x01c0),
+    ("Reopen", 0x01c1),
+    ("Close", 0x01c2),
+    ("Drives", 0x01c3),
+    ("StartEngine", 0x01c4),
+]);
 /// Operations of drives.
 pub const DRIVE: Operations = Operations(&[
     ("Put", 0x0201),

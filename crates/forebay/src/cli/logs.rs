@@ -11,7 +11,6 @@ use super::args::LogCommand;
 use super::output::{Format, print, table};
 use super::progress::while_shown;
 use super::{ask, picture};
-use crate::engine::EngineAddress;
 use crate::node::NodeDir;
 
 /// How long a move may take: the first node stops and begins anew.
@@ -25,7 +24,7 @@ const LOOK: Duration = Duration::from_millis(300);
 pub(super) fn log(command: LogCommand) -> Result<()> {
     match command {
         LogCommand::Show { dir, json } => print(json.into(), &picture(&dir)?.log, text),
-        LogCommand::Move { dir, to, remount, json } => move_to(&dir, &to, remount, json.into()),
+        LogCommand::Move { dir, to, remount, json } => move_to(&dir, LogMove { to, remount }, json.into()),
     }
 }
 
@@ -53,11 +52,12 @@ fn text(log: &LogInfo) -> String {
         }
         engine => format!("{engine}, owned by node {}", log.owner),
     };
-    format!("logs    {at}\n{}\n{standbys}", problem.unwrap_or_default())
+    let away = log.members.iter().filter(|member| !member.answers);
+    let away: String = away.map(|member| format!("  ! {} does not answer\n", member.address)).collect();
+    format!("logs    {at}\n{}{away}\n{standbys}", problem.unwrap_or_default())
 }
 
-fn move_to(dir: &Path, to: &EngineAddress, remount: bool, format: Format) -> Result<()> {
-    let request = LogMove { to: to.to_string(), remount };
+fn move_to(dir: &Path, request: LogMove, format: Format) -> Result<()> {
     // The process that is asked ends soon after that, perhaps before its answer has come.
     let asked = ask(dir, |client| async move {
         match client.move_log(&request).await {

@@ -241,7 +241,7 @@ pub(super) async fn run(member: Arc<Member>, address: EngineAddress) {
 async fn begin(member: &Arc<Member>, address: &EngineAddress) -> Arc<Candidate> {
     loop {
         let connected = async {
-            let engine = Engine::connect(&member.env, address).await?;
+            let engine = Engine::connect(&member.env, &member.dir, address).await?;
             let ledgers = MetaDirs::load(&member.env, &member.dir, &member.meta_dirs, StaleCopies::Refuse)?;
             anyhow::Ok(ledgers.with_engine(engine, &member.runtime))
         };

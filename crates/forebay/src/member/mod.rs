@@ -24,7 +24,7 @@ use tokio::task::JoinHandle;
 use wire::cluster::{ClusterReply, ClusterRequest, HostService};
 use wire::link::Services;
 
-use crate::engine::EngineAddress;
+use crate::engine::{EngineAddress, Supervised};
 use crate::identity::{IdentityFiles, Membership};
 use crate::node::{
     Addresses, CLIENTS_SOCKET, Clients, DriveMaker, DriveSettings, LocalDrives, MemoryPlan, Mounts, Network,
@@ -258,11 +258,26 @@ impl Member {
     /// Follows the ledgers, whose logs are in an engine, and owns them if need be.
     fn stand(self: &Arc<Self>, address: EngineAddress) {
         let member = self.clone();
+        if address.is_own() {
+            let own = self.engine_here();
+            if !own.exists() {
+                // Another node may own the ledgers, and this one does not reach the engine.
+                return;
+            }
+            if let Err(error) = own.start() {
+                tracing::error!(error = %format!("{error:#}"), "the member of etcd does not run");
+            }
+            lock(&self.tasks).push(self.runtime.spawn(own.keep_running()));
+        }
         let standing = self.runtime.spawn(async move {
             candidate::run(member.clone(), address).await;
             member.deposed.send_replace(true);
         });
         lock(&self.tasks).push(standing);
+    }
+
+    fn engine_here(&self) -> Supervised {
+        Supervised::new(&self.env, &self.dir)
     }
 
     /// Takes note of an engine to which the logs have moved since this node joined.
@@ -334,7 +349,8 @@ impl Member {
         if *self.stopping.borrow() {
             return;
         }
-        let (host, all) = (self.host.clone() as Arc<dyn HostService>, Arc::new(ForAll(self.clone())));
+        let all = Arc::new(ForAll(self.clone()));
+        let host: Arc<dyn HostService> = all.clone();
         let services = Services {
             drives: self.host.services().await,
             host: Some(host),
@@ -412,6 +428,10 @@ impl Member {
         self.network.stop_answering().await;
         self.network.end();
         self.host.stop().await;
+        if mounts == Mounts::Unmount {
+            let own = self.engine_here();
+            result = result.and(tokio::task::spawn_blocking(move || own.end()).await?);
+        }
         for path in
             [self.dir.node_json(), self.dir.run().join("admin.sock"), self.dir.run().join(CLIENTS_SOCKET)]
         {

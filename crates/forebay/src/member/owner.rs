@@ -3,18 +3,19 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use base::{Epoch, FsError, NodeId};
 use futures_util::future::join_all;
 use tokio::sync::watch;
 use wire::BoxFuture;
 use wire::cluster::{
-    ClusterReply, ClusterRequest, ClusterService, Declined, JoinReply, JoinRequest, JoinService,
+    ClusterReply, ClusterRequest, ClusterService, Declined, EngineSeat, HostReply, HostRequest, HostService,
+    JoinReply, JoinRequest, JoinService,
 };
 use wire::link::RemoteCluster;
 use wire::view::{NEWS_WAIT_MAX, ViewReply, ViewRequest, ViewService};
 
-use super::Member;
+use super::{Member, lock};
 use crate::identity::{ONLY_EPOCH, OWNER};
 
 /// How long a node may take to say whether it is the owner.
@@ -160,6 +161,27 @@ impl ClusterService for ForAll {
                 None => Err(self.elsewhere()),
             }
         })
+    }
+}
+
+impl HostService for ForAll {
+    fn ask(&self, request: HostRequest) -> BoxFuture<'_, Result<HostReply, Declined>> {
+        Box::pin(async move {
+            let HostRequest::StartEngine(seat) = request else { return self.0.host.ask(request).await };
+            let started = self.0.start_engine(seat).await;
+            started.map(|()| HostReply::Done).map_err(|error| Declined(format!("{error:#}")))
+        })
+    }
+}
+
+impl Member {
+    /// Runs a member of an engine to which the logs of the ledgers are about to move.
+    async fn start_engine(&self, seat: EngineSeat) -> Result<()> {
+        if lock(&self.engine).is_some() {
+            bail!("the logs of this cluster are in an engine already");
+        }
+        let (own, listen) = (self.engine_here(), lock(&self.membership).listen.ip());
+        tokio::task::spawn_blocking(move || own.begin(listen, &seat)).await?
     }
 }
 

@@ -11,7 +11,7 @@ use base::{DriveId, NodeId};
 use control::DriveRecord;
 use futures_util::future::join_all;
 use layout::DriveState;
-use wire::cluster::{HostReply, HostRequest, HostService, HostedDrive};
+use wire::cluster::{EngineSeat, HostReply, HostRequest, HostService, HostedDrive};
 use wire::drive::{DriveHealth, DriveService};
 use wire::link::{Peer, RemoteDrive, RemoteHost};
 
@@ -158,6 +158,12 @@ impl Node {
             Some(seat) if node == self.here() => Ok(seat.host.clone()),
             _ => Ok(Arc::new(RemoteHost::new(&self.peer(node)?))),
         }
+    }
+
+    /// Lets another node run a member of an engine.
+    pub(super) async fn start_engine_at(&self, node: NodeId, seat: EngineSeat) -> Result<()> {
+        self.host(node)?.ask(HostRequest::StartEngine(seat)).await?;
+        Ok(())
     }
 
     /// A drive of a host, once its state is known.

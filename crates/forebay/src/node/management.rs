@@ -25,6 +25,7 @@ use super::filesystems::{FilesystemEntry, FilesystemParts};
 use super::history::Knowledge;
 use super::limits::{check_limits, limit};
 use super::memory::resident_bytes;
+use super::moving::engine_problem;
 use super::problems::problems;
 use super::tiers::entry_of;
 use super::{Node, NodeDir, NodeFile, State};
@@ -47,7 +48,7 @@ pub(super) fn no_filesystem(name: &str) -> AdminError {
 
 impl Node {
     pub(super) async fn status_now(&self) -> Result<NodeStatus> {
-        let told = self.ask_all().await?;
+        let (told, members) = tokio::try_join!(self.ask_all(), async { Ok(self.engine_members().await) })?;
         let mut state = self.state.lock().await;
         let mut drives = self.drive_infos(&state);
         let mut filesystems = Vec::new();
@@ -77,11 +78,12 @@ impl Node {
         let ledgers = filesystems.iter().map(|filesystem| &filesystem.ledger);
         let copies = ledgers.flat_map(|ledger| &ledger.copies).chain(&control);
         let metadata_bytes = copies.map(|copy| copy.size_bytes).sum();
-        let log = self.log_info(&state);
+        let log = self.log_info(&state, members);
         let mut problems = problems(&drives, &filesystems, &control, &self.next_steps(&state));
         drop(state);
         let audit = self.audit_info();
-        problems.extend(access_problems(&audit, self.unreadable_keys()?));
+        let access = access_problems(&audit, self.unreadable_keys()?);
+        problems.extend(engine_problem(&log.members).into_iter().chain(access));
         let (stuck, stacks) = stuck_problems();
         problems.extend(stuck);
         let upkeep = self.upkeep_info();

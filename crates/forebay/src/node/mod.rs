@@ -56,6 +56,8 @@ use tokio::task::JoinHandle;
 use upkeep::{Pace, ScrubTargets, Scrubber};
 use wire::meta::MetaService;
 
+use crate::engine::Supervised;
+
 use events::{Watch, next_event};
 use filesystems::{FilesystemEntry, OwnerPlace};
 use history::{note_drives, readable, services, tell_drives};
@@ -74,7 +76,7 @@ pub(crate) use local_mounts::{LocalMounts, MountPlace};
 pub(crate) use management::read_node_file;
 pub(crate) use memory::{MemoryPlan, budget as memory_budget};
 pub(crate) use monitor::{REOPEN_NS, REOPEN_NS_MAX};
-pub(crate) use moving::replica_of_node;
+pub(crate) use moving::{OWN_ENGINE, replica_of_node};
 pub(crate) use network::{DATA_CONNECTIONS, Network, PORT, addresses_of};
 pub(crate) use node_file::{Addresses, NodeFile};
 pub(crate) use paths::NodeDir;
@@ -82,7 +84,7 @@ pub(crate) use seat::{Deposed, Ended, Seat, found};
 pub(crate) use settings::TrimChoice;
 pub(crate) use start::{
     CONTROL_CACHE_BYTES, FIRST_FILESYSTEM, IoChoice, StartOptions, is_locked, kept_settings, note_named,
-    prepare_dir, remove_leftovers,
+    prepare_dir, read_proc, remove_leftovers,
 };
 pub(crate) use users::{account_set, load_node_key};
 
@@ -272,6 +274,11 @@ impl Node {
         result = result.and(self.stop_ledgers(mounts).await);
         if self.seat.is_none() {
             result = result.and(self.stop_machine().await);
+            if mounts == Mounts::Unmount {
+                // An attempt to move the logs may have left it.
+                let engine = Supervised::new(&self.env, &self.dir);
+                result = result.and(tokio::task::spawn_blocking(move || engine.end()).await?);
+            }
         }
         // Nobody else may take the ledgers before they are closed.
         if let Some(keeping) = self.keeping.lock().await.take() {

@@ -4,30 +4,43 @@
 //! an engine. That file decides: before it is there, the next start goes on with the files, and another try of the move replaces what
 //! this one has left in the engine.
 
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use admin::{AdminError, LedgerLog, LogControl, LogInfo, LogMove, StandbyInfo};
+use admin::{AdminError, EngineMemberInfo, LedgerLog, LogControl, LogInfo, LogMove, StandbyInfo};
 use anyhow::{Context, Result, bail};
 use base::env::Env;
 use base::{Epoch, LedgerId, NodeId, Seq};
 use control::{CONTROL_LEDGER, Cluster};
+use futures_util::future::join_all;
 use meta::owner::StandbyStat;
 use meta::state::State as _;
 use serde::{Deserialize, Serialize};
 use wire::BoxFuture;
+use wire::cluster::{EngineMember, EngineSeat, NodeAddresses};
 
 use super::ledgers::{LedgerFiles, MetaDirs};
 use super::management::failed;
 use super::network::addresses_of;
 use super::{Mounts, Node, NodeDir, State};
-use crate::engine::{Engine, EngineAddress};
+use crate::engine::{Engine, EngineAddress, Supervised, new_authority};
 use crate::identity::{IdentityFiles, Membership, OWNER};
 
 /// How long the node may take to stop.
 const STOP_PATIENCE: Duration = Duration::from_secs(25);
 /// How long the engine may take.
 const ENGINE_PATIENCE: Duration = Duration::from_secs(30);
+
+/// The engine that Forebay runs itself, as `log move` takes it.
+pub(crate) const OWN_ENGINE: &str = "etcd";
+/// The number of its members.
+const ENGINE_MEMBERS: usize = 3;
+/// The ports of a member: so far above that of its node.
+const CLIENT_PORT: u16 = 1;
+const PEER_PORT: u16 = 2;
+/// Pause between two attempts to reach it.
+const ENGINE_LOOK: Duration = Duration::from_millis(300);
 
 /// `log-move.json`: the last move that began here.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -94,6 +107,37 @@ impl Moving {
     }
 }
 
+/// What is wrong with an engine.
+pub(super) fn engine_problem(members: &[EngineMemberInfo]) -> Option<String> {
+    let away: Vec<&str> =
+        members.iter().filter(|member| !member.answers).map(|member| member.address.as_str()).collect();
+    let spare = (members.len().saturating_sub(1) / 2).saturating_sub(away.len());
+    (!away.is_empty()).then(|| {
+        format!(
+            "{} of {} members of the etcd with the metadata do not answer: {}; without {} more, everything waits",
+            away.len(),
+            members.len(),
+            away.join(", "),
+            spare + 1
+        )
+    })
+}
+
+/// The member of the engine on a node.
+fn engine_member(node: &NodeAddresses) -> Result<EngineMember> {
+    let address = node.addresses.first();
+    let address = address.with_context(|| format!("node {} has no address", node.node))?;
+    let (host, port) = address.rsplit_once(':').context("an address has no port")?;
+    let port: u16 = port.parse()?;
+    let above = |by: u16| port.checked_add(by).with_context(|| format!("there is no port above {address}"));
+    Ok(EngineMember {
+        name: format!("node-{}", node.node),
+        host: host.trim_matches(['[', ']']).to_owned(),
+        client_port: above(CLIENT_PORT)?,
+        peer_port: above(PEER_PORT)?,
+    })
+}
+
 fn ledger_log(name: &str, last: Seq, standbys: Vec<StandbyStat>) -> LedgerLog {
     let standby = |stat: StandbyStat| StandbyInfo {
         node: node_of_replica(stat.replica).0,
@@ -112,7 +156,7 @@ impl LogControl for Node {
 
 impl Node {
     /// Where the logs are, and the nodes that follow them.
-    pub(super) fn log_info(&self, state: &State) -> LogInfo {
+    pub(super) fn log_info(&self, state: &State, members: Vec<EngineMemberInfo>) -> LogInfo {
         let engine = state.meta_dirs.engine().map(|engine| engine.address().to_string());
         let problem = match &engine {
             Some(_) => None,
@@ -126,8 +170,18 @@ impl Node {
         LogInfo {
             at: engine.unwrap_or_else(|| "files".to_owned()),
             owner: self.here().0,
+            members,
             problem,
             ledgers: std::iter::once(control).chain(filesystems).collect(),
+        }
+    }
+
+    /// The members of the engine that has the logs, and whether they answer.
+    pub(super) async fn engine_members(&self) -> Vec<EngineMemberInfo> {
+        let engine = self.state.lock().await.meta_dirs.engine().cloned();
+        match engine {
+            Some(engine) => engine.members().await,
+            None => Vec::new(),
         }
     }
 
@@ -138,16 +192,20 @@ impl Node {
             let at = self.state.lock().await.meta_dirs.engine().map(|engine| engine.address().to_string());
             return conflict(format!("the logs are in an engine already: {}", at.unwrap_or_default()));
         }
-        let address: EngineAddress = to.parse().map_err(|error| AdminError::invalid(format!("{error:#}")))?;
+        let given: Option<EngineAddress> = match to.as_str() {
+            OWN_ENGINE => None,
+            given => Some(given.parse().map_err(|error| AdminError::invalid(format!("{error:#}")))?),
+        };
         let dir = self.dir.root().display();
-        if self.others.settings.listen.is_none() {
+        let Some(listen) = self.others.settings.listen else {
             return conflict(format!(
                 "other machines cannot reach this node, so none could take over: start it with an address of this machine \
                  (forebay stop {dir}; forebay start {dir} --address ADDRESS)"
             ));
-        }
-        let address = address.of_cluster(self.cluster);
-        if let Err(error) = Engine::connect(&self.env, &address).await {
+        };
+        if let Some(given) = given.clone()
+            && let Err(error) = Engine::connect(&self.env, &self.dir, &given.of_cluster(self.cluster)).await
+        {
             return conflict(format!("{error:#}"));
         }
         let in_process: Vec<String> = {
@@ -165,6 +223,10 @@ impl Node {
                 in_process.join(", ")
             ));
         }
+        let address = match given {
+            Some(given) => given.of_cluster(self.cluster),
+            None => self.make_engine(listen.ip()).await?,
+        };
         let record = MoveRecord::load(&self.env, &self.dir).map_err(failed)?;
         let known = record.filter(|record| record.to == address.to_string());
         let number = known.map_or_else(|| self.env.random.next_u64(), |record| record.number);
@@ -173,6 +235,53 @@ impl Node {
         tracing::warn!(to = %address, "the logs of the ledgers move");
         self.moves.send_replace(true);
         Ok(())
+    }
+
+    /// Lets the first nodes run an engine, and waits until it works. If it does not, another try begins it anew.
+    async fn make_engine(&self, listen: IpAddr) -> Result<EngineAddress, AdminError> {
+        let nodes: Vec<NodeAddresses> = {
+            let state = self.state.lock().await;
+            addresses_of(&state.cluster).into_iter().take(ENGINE_MEMBERS).collect()
+        };
+        if nodes.len() < ENGINE_MEMBERS || nodes[0].node != self.here() {
+            return Err(AdminError::conflict(format!(
+                "an engine needs {ENGINE_MEMBERS} nodes, so that it goes on without one of them, and there are {}: let more join                  (forebay token create), or give an etcd of yours (etcd://HOST:PORT,…)",
+                nodes.len()
+            )));
+        }
+        let made = async {
+            let members = nodes.iter().map(engine_member).collect::<Result<Vec<_>>>()?;
+            let (authority, authority_key) = new_authority(self.cluster, self.env.clock.wall_ns())?;
+            let number = self.env.random.next_u64();
+            let seat = &|index: usize| EngineSeat {
+                number,
+                name: members[index].name.clone(),
+                members: members.clone(),
+                authority: authority.clone(),
+                authority_key: authority_key.clone(),
+            };
+            let (own, here) = (Supervised::new(&self.env, &self.dir), seat(0));
+            tokio::task::spawn_blocking(move || own.begin(listen, &here)).await??;
+            let others = nodes.iter().enumerate().skip(1).map(|(index, node)| async move {
+                let started = self.start_engine_at(node.node, seat(index)).await;
+                started.with_context(|| format!("node {} cannot run a member of etcd", node.node))
+            });
+            for started in join_all(others).await {
+                started?;
+            }
+            let address = EngineAddress::own(&members, self.cluster)?;
+            let works = async {
+                while let Err(error) = Engine::connect(&self.env, &self.dir, &address).await {
+                    tracing::debug!(error = %format!("{error:#}"), "the new engine does not work yet");
+                    tokio::time::sleep(ENGINE_LOOK).await;
+                }
+            };
+            let works = tokio::time::timeout(ENGINE_PATIENCE, works).await;
+            works
+                .context("the members of etcd do not find each other; see DIR/log/etcd.log on their nodes")?;
+            anyhow::Ok(address)
+        };
+        made.await.map_err(|error| AdminError::conflict(format!("no engine could be made: {error:#}")))
     }
 
     /// Waits until the logs are to move.
@@ -242,7 +351,7 @@ impl Node {
     /// Writes down in the engine where each log ends.
     async fn write_ends(&self, record: &MoveRecord, all: &[Moving]) -> Result<()> {
         let address = record.to.parse()?;
-        let engine = Engine::connect(&self.env, &address).await?;
+        let engine = Engine::connect(&self.env, &self.dir, &address).await?;
         let taken = || {
             format!(
                 "another cluster has its logs there: prefix={}; choose another one (?prefix=NAME)",
@@ -279,4 +388,39 @@ pub(super) fn forget_files(env: &Env, dir: &NodeDir, meta_dirs: &MetaDirs) -> Re
         }
     }
     remove(&path)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_member_is_above_its_node() {
+        let member = |address: &str| {
+            let (node, addresses) = (NodeId(2), vec![address.to_owned()]);
+            engine_member(&NodeAddresses { node, addresses })
+                .map(|it| (it.name, it.host, it.client_port, it.peer_port))
+        };
+        let is = |host: &str, client, peer| ("node-2".to_owned(), host.to_owned(), client, peer);
+        assert_eq!(member("10.0.0.1:7740").unwrap(), is("10.0.0.1", 7741, 7742));
+        assert_eq!(member("[fd00::1]:80").unwrap(), is("fd00::1", 81, 82));
+        assert!(member("a:65534").is_err() && member("a").is_err());
+    }
+
+    #[test]
+    fn a_member_that_is_away_is_a_problem_and_says_how_many_more_may_be() {
+        let members = |answers: &[bool]| -> Vec<EngineMemberInfo> {
+            let numbered = answers.iter().enumerate();
+            numbered
+                .map(|(at, answers)| EngineMemberInfo { address: format!("m{at}"), answers: *answers })
+                .collect()
+        };
+        assert_eq!(engine_problem(&members(&[true; 3])), None);
+        assert_eq!(engine_problem(&[]), None);
+        let one = engine_problem(&members(&[true, false, true])).unwrap();
+        assert!(one.starts_with("1 of 3 ") && one.contains("m1; without 1 more, everything waits"), "{one}");
+        let of_five = engine_problem(&members(&[true, false, true, true, true])).unwrap();
+        assert!(of_five.contains("without 2 more"), "{of_five}");
+    }
 }

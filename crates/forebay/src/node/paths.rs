@@ -100,6 +100,11 @@ impl NodeDir {
         self.root.join("identity")
     }
 
+    /// The member of etcd that runs on this node, if any.
+    pub(crate) fn engine(&self) -> PathBuf {
+        self.root.join("engine")
+    }
+
     /// Directory of the S3 endpoint: settings, certificate and key.
     pub(crate) fn s3(&self) -> PathBuf {
         self.root.join("s3")

@@ -285,7 +285,7 @@ pub(crate) async fn found(env: &Env, dir: &NodeDir, options: &StartOptions) -> R
     settings.listen_at(Some(listen), &options.advertise)?;
     let record = Control::new_cluster(env);
     let address = address.of_cluster(record.id);
-    let engine = Engine::connect(env, &address).await?;
+    let engine = Engine::connect(env, dir, &address).await?;
     let log = engine.log(CONTROL_LEDGER).await?;
     if log.fence().await?.epoch != Epoch(0) {
         bail!(

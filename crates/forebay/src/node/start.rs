@@ -167,7 +167,7 @@ fn is_dying(pid: u32) -> bool {
 }
 
 /// Reads a file of /proc; these have no size that tells how much to read.
-pub(super) fn read_proc(path: &Path) -> Result<String> {
+pub(crate) fn read_proc(path: &Path) -> Result<String> {
     let file = rustix::fs::open(path, rustix::fs::OFlags::RDONLY, rustix::fs::Mode::empty())?;
     let mut text = String::new();
     std::fs::File::from(file).read_to_string(&mut text)?;

@@ -100,6 +100,12 @@ impl Etcd {
         let client = Arc::new(Client::connect(options).await?);
         Ok(Self { client, prefix: options.prefix.clone(), env: env.clone() })
     }
+
+    /// The address of each member, and whether it answers within `limit` and is connected to the others.
+    pub async fn members(&self, limit: Duration) -> Vec<(String, bool)> {
+        let client = self.client.clone();
+        self.client.run(async move { client.look(limit).await }).await.unwrap_or_default()
+    }
 }
 
 /// See the module.

@@ -7,8 +7,8 @@ use serde::de::{DeserializeOwned, Deserializer, Error as _, Visitor};
 use super::*;
 use crate::claim::HeldLease;
 use crate::cluster::{
-    ClusterReply, ClusterRequest, Declined, HostReply, HostRequest, HostedDrive, JoinReply, JoinRequest,
-    Joined, NewNode, NodeAddresses, RecordsNews,
+    ClusterReply, ClusterRequest, Declined, EngineMember, EngineSeat, HostReply, HostRequest, HostedDrive,
+    JoinReply, JoinRequest, Joined, NewNode, NodeAddresses, RecordsNews,
 };
 use crate::damage::DamageRequest;
 use crate::drive::{
@@ -380,6 +380,18 @@ fn host_requests() -> Vec<HostRequest> {
         HostRequest::Reopen { drive: DriveId(7) },
         HostRequest::Close { drive: DriveId(7) },
         HostRequest::Drives,
+        HostRequest::StartEngine(EngineSeat {
+            number: 300,
+            name: "node-1".to_owned(),
+            members: vec![EngineMember {
+                name: "node-1".to_owned(),
+                host: "a".to_owned(),
+                client_port: 7741,
+                peer_port: 7742,
+            }],
+            authority: "own".to_owned(),
+            authority_key: "key".to_owned(),
+        }),
     ]
 }
 

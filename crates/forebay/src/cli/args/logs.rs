@@ -5,6 +5,14 @@ use std::path::PathBuf;
 use clap::Subcommand;
 
 use crate::engine::EngineAddress;
+use crate::node::OWN_ENGINE;
+
+fn engine(text: &str) -> Result<String, String> {
+    if text == OWN_ENGINE {
+        return Ok(text.to_owned());
+    }
+    text.parse::<EngineAddress>().map(|address| address.to_string()).map_err(|error| format!("{error:#}"))
+}
 
 const MOVE_HELP: &str = "Before: the logs are files of the first node, and everything waits while that node is away. After: the first three
 nodes of the cluster follow the ledgers, and each can take them over. Metadata stands still for some seconds while
@@ -12,7 +20,8 @@ the first node's process begins anew; mounts in processes of their own wait, and
 
 Nothing has moved if the command fails: the logs stay in files, and it may be given again.
 
-Example:
+Examples:
+  forebay log move /srv/forebay etcd                    # Forebay runs etcd on the first three nodes (Debian: etcd-server)
   forebay log move /srv/forebay etcd://10.0.0.1:2379,10.0.0.2:2379,10.0.0.3:2379";
 
 #[derive(Debug, Subcommand)]
@@ -31,8 +40,10 @@ pub(crate) enum LogCommand {
     Move {
         /// The directory of any node.
         dir: PathBuf,
-        /// The engine: etcd://HOST:PORT,…[?prefix=NAME&ca=FILE&cert=FILE&key=FILE]
-        to: EngineAddress,
+        /// `etcd`: one that the first three nodes run themselves; or one of yours:
+        /// etcd://HOST:PORT,…[?prefix=NAME&ca=FILE&cert=FILE&key=FILE]
+        #[arg(value_parser = engine)]
+        to: String,
         /// Mounts in the first node's own process may end: programs that have files open there fail. They are made anew.
         #[arg(long)]
         remount: bool,

@@ -205,6 +205,16 @@ impl Client {
         }
     }
 
+    /// Asks all members at once. Returns each endpoint, and whether its member answers and knows a leader: one that is cut off
+    /// from the others knows none.
+    pub(super) async fn look(&self, limit: Duration) -> Vec<(String, bool)> {
+        let asks = self.members.iter().enumerate().map(|(index, member)| async move {
+            let status = self.attempt(index, StatusRequest {}, limit).await;
+            (member.endpoint.clone(), status.is_ok_and(|status| status.leader != 0))
+        });
+        futures_util::future::join_all(asks).await
+    }
+
     async fn attempt<R: Call>(
         &self,
         index: usize,

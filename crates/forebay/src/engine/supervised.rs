@@ -1,0 +1,283 @@
+//! A member of etcd that Forebay runs on a node, for the logs of the cluster: its files in `DIR/engine`, and its process, which goes on
+//! while the process of the node begins anew or is killed.
+
+use std::net::IpAddr;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use base::ClusterId;
+use base::env::Env;
+use control::Authority;
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, pidfd_open, pidfd_send_signal, waitpid};
+use serde::{Deserialize, Serialize};
+use wire::cluster::{EngineMember, EngineSeat};
+
+use crate::node::{NodeDir, read_proc};
+
+/// The program.
+const ETCD: &str = "etcd";
+/// How often a member is looked at, and the longest pause before one that ends at once is started again.
+pub(crate) const LOOK: Duration = Duration::from_secs(1);
+const PAUSE_MAX: Duration = Duration::from_secs(30);
+/// How long a new member must have run.
+const TRIAL: Duration = Duration::from_millis(1500);
+/// How long a member may take to end, and the pause between two looks.
+const END_PATIENCE: Duration = Duration::from_secs(5);
+const END_LOOK: Duration = Duration::from_millis(20);
+
+/// `member.json`: what the member on this node is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Seat {
+    /// The number of the attempt that made the members.
+    number: u64,
+    /// The name of this one.
+    name: String,
+    /// Where it listens.
+    listen: IpAddr,
+    /// All members.
+    members: Vec<EngineMember>,
+    /// It was started once: without its data it must not come back under this name.
+    has_begun: bool,
+}
+
+/// The member on a node. There is one if its files are there.
+#[derive(Clone)]
+pub(crate) struct Supervised {
+    env: Env,
+    dir: NodeDir,
+}
+
+impl Supervised {
+    pub(crate) fn new(env: &Env, dir: &NodeDir) -> Self {
+        Self { env: env.clone(), dir: dir.clone() }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.engine().join(name)
+    }
+
+    /// Certificate of the authority, and certificate and key of this node.
+    pub(super) fn certificates(&self) -> [PathBuf; 3] {
+        ["authority.pem", "certificate.pem", "key.pem"].map(|name| self.path(name))
+    }
+
+    fn read(&self, name: &str) -> Result<Vec<u8>> {
+        let path = self.path(name);
+        self.env.files.read(&path).with_context(|| format!("cannot read {}", path.display()))
+    }
+
+    fn write(&self, name: &str, bytes: &[u8]) -> Result<()> {
+        let path = self.path(name);
+        self.env.files.write_atomic(&path, bytes).with_context(|| format!("cannot write {}", path.display()))
+    }
+
+    /// Whether there is a member on this node.
+    pub(crate) fn exists(&self) -> bool {
+        self.env.files.exists(&self.path("member.json"))
+    }
+
+    fn seat(&self) -> Result<Seat> {
+        serde_json::from_slice(&self.read("member.json")?)
+            .with_context(|| format!("not understood: {}", self.path("member.json").display()))
+    }
+
+    fn keep(&self, seat: &Seat) -> Result<()> {
+        self.write("member.json", &serde_json::to_vec_pretty(seat)?)
+    }
+
+    /// The directory of its data.
+    fn data(&self, number: u64) -> PathBuf {
+        self.path(&format!("etcd-{number:016x}"))
+    }
+
+    /// Makes the files of the member. What another attempt has left goes. The caller knows that no cluster relies on that.
+    fn prepare(&self, listen: IpAddr, asked: &EngineSeat) -> Result<()> {
+        if self.exists() && self.seat()?.number == asked.number {
+            return Ok(());
+        }
+        self.end()?;
+        let me = asked.members.iter().find(|member| member.name == asked.name);
+        let me = me.with_context(|| format!("there is no member {} among those to come", asked.name))?;
+        let root = self.dir.engine();
+        if root.exists() {
+            std::fs::remove_dir_all(&root).with_context(|| format!("cannot remove {}", root.display()))?;
+        }
+        self.env.files.create_dir_all(&root).with_context(|| format!("cannot create {}", root.display()))?;
+        rustix::fs::chmod(&root, rustix::fs::Mode::RWXU)?;
+        let authority = Authority::of_pem(&asked.authority, &asked.authority_key)?;
+        let (certificate, key) = authority.issue_to_host(&me.host, self.env.clock.wall_ns())?;
+        self.write("authority.pem", asked.authority.as_bytes())?;
+        self.write("authority-key.pem", asked.authority_key.as_bytes())?;
+        self.write("certificate.pem", certificate.as_bytes())?;
+        self.write("key.pem", key.as_bytes())?;
+        self.keep(&Seat {
+            number: asked.number,
+            name: asked.name.clone(),
+            listen,
+            members: asked.members.clone(),
+            has_begun: false,
+        })
+    }
+
+    /// Starts the member unless it runs.
+    pub(crate) fn start(&self) -> Result<()> {
+        if self.running().is_some() {
+            return Ok(());
+        }
+        let seat = self.seat()?;
+        let data = self.data(seat.number);
+        if seat.has_begun && !self.env.files.exists(&data.join("member")) {
+            bail!(
+                "the data of this member of etcd is gone: {}; it must not come back empty under its name",
+                data.display()
+            );
+        }
+        self.keep(&Seat { has_begun: true, ..seat.clone() })?;
+        let child = self.command(&seat)?.spawn();
+        let child = child.with_context(|| {
+            format!("cannot run {ETCD}, which keeps the logs: install it (Debian: apt install etcd-server)")
+        })?;
+        tracing::info!(pid = child.id(), name = seat.name, "a member of etcd was started");
+        self.write("pid", child.id().to_string().as_bytes())
+    }
+
+    /// Starts a new member, and looks whether it stays: its ports may be in use.
+    pub(crate) fn begin(&self, listen: IpAddr, asked: &EngineSeat) -> Result<()> {
+        // Its process is known by this path.
+        self.dir.engine().to_str().context("the path of the node's directory is not UTF-8")?;
+        self.prepare(listen, asked)?;
+        self.start()?;
+        std::thread::park_timeout(TRIAL);
+        match self.running() {
+            Some(_) => Ok(()),
+            None => bail!("etcd has ended at once: {} (see {})", self.last_error(), self.log().display()),
+        }
+    }
+
+    fn log(&self) -> PathBuf {
+        self.dir.log_file().with_file_name("etcd.log")
+    }
+
+    /// What the member has logged last as an error.
+    fn last_error(&self) -> String {
+        let log = self.env.files.read(&self.log()).unwrap_or_default();
+        let log = String::from_utf8_lossy(&log);
+        let entries =
+            log.lines().rev().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+        let mut errors = entries.filter_map(|entry| Some(entry.get("error")?.as_str()?.to_owned()));
+        errors.next().unwrap_or_else(|| "it does not say why".to_owned())
+    }
+
+    fn command(&self, seat: &Seat) -> Result<Command> {
+        let me = seat.members.iter().find(|member| member.name == seat.name).context("it is not a member")?;
+        let at = |host: &str, port: u16| format!("https://{}:{port}", bracketed(host));
+        let peers = seat.members.iter().map(|it| format!("{}={}", it.name, at(&it.host, it.peer_port)));
+        let peers: Vec<String> = peers.collect();
+        let listen = seat.listen.to_string();
+        let [authority, certificate, key] = self.certificates();
+        let mut command = Command::new(ETCD);
+        // Settings of the system's own etcd are not for this one.
+        for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("ETCD_")) {
+            command.env_remove(name);
+        }
+        command
+            .args(["--name", &seat.name, "--initial-cluster-state", "new", "--initial-cluster"])
+            .arg(peers.join(","))
+            .args(["--initial-cluster-token", &format!("forebay-{:016x}", seat.number)])
+            .args(["--listen-client-urls", &at(&listen, me.client_port)])
+            .args(["--advertise-client-urls", &at(&me.host, me.client_port)])
+            .args(["--listen-peer-urls", &at(&listen, me.peer_port)])
+            .args(["--initial-advertise-peer-urls", &at(&me.host, me.peer_port)])
+            .args(["--client-cert-auth", "--peer-client-cert-auth", "--pre-vote"])
+            .args(["--experimental-initial-corrupt-check", "--logger", "zap"]);
+        for (name, path) in [
+            ("--data-dir", &self.data(seat.number)),
+            ("--log-outputs", &self.log()),
+            ("--trusted-ca-file", &authority),
+            ("--cert-file", &certificate),
+            ("--key-file", &key),
+            ("--peer-trusted-ca-file", &authority),
+            ("--peer-cert-file", &certificate),
+            ("--peer-key-file", &key),
+        ] {
+            command.arg(name).arg(path);
+        }
+        // Signals to the node's group are not for it.
+        command.process_group(0).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        Ok(command)
+    }
+
+    /// The process of the member.
+    fn running(&self) -> Option<Pid> {
+        let pid: i32 = String::from_utf8(self.env.files.read(&self.path("pid")).ok()?).ok()?.parse().ok()?;
+        let pid = Pid::from_raw(pid)?;
+        // If it has ended as a child of this process, this lets it go.
+        if !matches!(waitpid(Some(pid), WaitOptions::NOHANG), Ok(None) | Err(Errno::CHILD)) {
+            return None;
+        }
+        // The number may be that of another process by now.
+        let command = read_proc(Path::new(&format!("/proc/{}/cmdline", pid.as_raw_nonzero()))).ok()?;
+        command.contains(self.path("etcd-").to_str()?).then_some(pid)
+    }
+
+    /// Ends the member.
+    pub(crate) fn end(&self) -> Result<()> {
+        for (signal, patience) in [(Signal::TERM, END_PATIENCE), (Signal::KILL, END_PATIENCE)] {
+            let Some(pid) = self.running() else { return Ok(()) };
+            if let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) {
+                pidfd_send_signal(&process, signal).context("ending the member of etcd")?;
+            }
+            let begun = self.env.clock.boot_ns();
+            while self.running().is_some()
+                && Duration::from_nanos(self.env.clock.boot_ns() - begun) < patience
+            {
+                std::thread::park_timeout(END_LOOK);
+            }
+        }
+        match self.running() {
+            None => Ok(()),
+            Some(pid) => bail!("a member of etcd does not end: pid={}", pid.as_raw_nonzero()),
+        }
+    }
+
+    /// Starts the member again whenever it has ended.
+    pub(crate) async fn keep_running(self) {
+        let mut pause = LOOK;
+        loop {
+            tokio::time::sleep(pause).await;
+            let member = self.clone();
+            let looked = tokio::task::spawn_blocking(move || match member.running() {
+                Some(_) => Ok(false),
+                None => member.start().map(|()| true),
+            });
+            pause = match looked.await {
+                Ok(Ok(false)) => LOOK,
+                Ok(Ok(true)) => {
+                    tracing::error!("the member of etcd had ended: it was started again (see etcd.log)");
+                    (pause * 2).min(PAUSE_MAX)
+                }
+                Ok(Err(error)) => {
+                    tracing::error!(error = %format!("{error:#}"), "the member of etcd does not run");
+                    (pause * 2).min(PAUSE_MAX)
+                }
+                Err(_) => return,
+            };
+        }
+    }
+}
+
+/// The authority of the members of a new engine: its certificate and its key.
+pub(crate) fn new_authority(cluster: ClusterId, now_ns: i64) -> Result<(String, String)> {
+    let authority = Authority::make_named(format!("Forebay engine of cluster {cluster}"), now_ns)?;
+    Ok((authority.certificate_pem().to_owned(), authority.key_pem().to_owned()))
+}
+
+/// A host as it stands in a URL.
+pub(super) fn bracketed(host: &str) -> String {
+    if host.contains(':') && !host.starts_with('[') { format!("[{host}]") } else { host.to_owned() }
+}

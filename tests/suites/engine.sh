@@ -1,0 +1,134 @@
+#!/usr/bin/env bash
+# Forebay runs an etcd of its own on three machines: made by one command, it survives the loss of any of them, and comes back with it.
+LIMIT_S=$([ "${FOREBAY_TEST_LONG:-0}" = 1 ] && echo 900 || echo 240)
+source "$(dirname "$0")/../lib.sh"
+[ "$PLAIN" = 1 ] && exit 0
+source "$(dirname "$0")/../machines.sh"
+NODES=(1 2 3)
+
+log_at() { on "$1" timeout 30 "$FOREBAY" log show "$WORK/$1" --json | jq -er .at; }
+etcd_pid() { cat "$WORK/$1/engine/pid"; }
+etcd_runs() { grep -qs "$WORK/$1/engine" "/proc/$(etcd_pid "$1")/cmdline"; }
+no_etcd_runs() { ! pgrep -f "data-dir $WORK/" >/dev/null; }
+cleanup_etcd() { [ "$BASHPID" != $$ ] || pkill -KILL -f "data-dir $WORK/" 2>/dev/null; }
+trap 'cleanup_etcd; machines_end; cleanup' EXIT
+
+# etcdctl NODE ARGUMENTS…: at the member of a node, with the certificate of that node.
+members() {
+    on "$1" timeout 10 curl -sf --cacert "$WORK/$1/engine/authority.pem" --cert "$WORK/$1/engine/certificate.pem" --key "$WORK/$1/engine/key.pem" \
+        "https://$(address "$1"):7741/v3/cluster/member/list" -d '{}' | jq -r '.members[].name' | sort | xargs
+}
+
+begin() {
+    local token
+    for node in 1 2 3; do echo "$WORK/$node" >>"$WORK/.nodes"; done
+    on 1 timeout 120 "$FOREBAY" start "$WORK/1" --drives 2 --drive-size 512MiB --profile r2 --mount "$WORK/1/mnt" --mount-options process=own \
+        --memory "$MEMORY" --address "$(address 1)" </dev/null
+    token=$(on 1 "$FOREBAY" token create "$WORK/1" --uses 2)
+    on 2 timeout 120 "$FOREBAY" join "$token" "$WORK/2" --drives 2 --drive-size 512MiB --name n2 </dev/null
+    expect_fail "needs 3 nodes" on 2 timeout 60 "$FOREBAY" log move "$WORK/2" etcd
+    on 3 timeout 120 "$FOREBAY" join "$token" "$WORK/3" --drives 2 --drive-size 512MiB --name n3 </dev/null
+    for node in 2 3; do on "$node" "$FOREBAY" mount "$WORK/$node" "$WORK/$node/mnt"; done
+    on 1 "$FOREBAY" fs set "$WORK/1" main --profile 4+2
+    stage_tree 200 "$WORK/tree"
+    cp -a "$WORK/tree" "$WORK/2/mnt/tree"
+    sync_files "$WORK/2/mnt/tree"
+}
+
+# Ports are in use: the command says so, and the next try begins anew.
+refused() {
+    local node worked=0
+    for node in 2 3; do
+        on "$node" python3 -m http.server --bind "$(address "$node")" 7742 >/dev/null 2>&1 &
+    done
+    sleep 1
+    expect_fail "no engine could be made: node 1 .*address already in use" on 1 timeout 150 "$FOREBAY" log move "$WORK/1" etcd || worked=1
+    pkill -f "http.server --bind"
+    [ "$(log_at 2)" = files ]
+    [ "$worked" = 0 ]
+}
+
+moves() {
+    beside 1 moves_beside_two
+    log_at 3 | grep -q "run=own"
+    wait_until 60 follows 2
+    wait_until 60 healthy 1
+    [ "$(members 2)" = "node-0 node-1 node-2" ]
+    for node in 1 2 3; do etcd_runs "$node" && same_tree "$WORK/tree" "$WORK/$node/mnt/tree"; done
+    # Without a certificate of the engine's authority, nobody gets in: that of a node is none.
+    not on 2 timeout 10 curl -sf -k "https://$(address 1):7741/health"
+    not on 2 timeout 10 curl -sf -k --cert "$WORK/2/identity/certificate.pem" --key "$WORK/2/identity/key.pem" "https://$(address 1):7741/health"
+}
+moves_beside_two() { under 2 on 2 timeout 150 "$FOREBAY" log move "$WORK/2" etcd; }
+follows() {
+    on 2 timeout 30 "$FOREBAY" log show "$WORK/2" --json |
+        jq -e --argjson count "$1" 'all(.ledgers[]; .last_seq as $last | [.standbys[] | select(.stored_seq + 5 >= $last)] | length == $count)' >/dev/null
+}
+
+machine_dies() {
+    beside 3 machine_kill 1
+    owner_is_not 3 1
+    not etcd_runs 1
+    status 3 | jq -e '.state == "degraded" and any(.problems[]; test("1 of 3 members of the etcd.*192.0.2.1:7741; without 1 more"))'
+    member_start 1
+    wait_until 30 mounted 1
+    etcd_runs 1
+    wait_until 90 healthy 1
+}
+
+# The process of a node and its member of etcd do not need each other.
+process_dies() {
+    local pid
+    pid=$(etcd_pid 2)
+    member_kill 2
+    etcd_runs 2
+    member_start 2
+    [ "$(etcd_pid 2)" = "$pid" ]
+    kill -KILL "$pid"
+    wait_until 20 etcd_is_new "$pid"
+    wait_until 90 healthy 2
+    [ "$(members 2)" = "node-0 node-1 node-2" ]
+}
+etcd_is_new() { etcd_runs 2 && [ "$(etcd_pid 2)" != "$1" ]; }
+
+# Its data is gone: it must not vote as if it knew nothing, and says so.
+data_gone() {
+    local worked=0 data
+    on 3 timeout 60 "$FOREBAY" stop "$WORK/3" </dev/null
+    data=$(ls -d "$WORK"/3/engine/etcd-*)
+    mv "$data" "$WORK/kept"
+    member_start 3
+    grep -q "must not come back empty" "$WORK/3/log/forebay.log" || worked=1
+    not etcd_runs 3
+    same_tree "$WORK/tree" "$WORK/1/mnt/tree"
+    on 3 timeout 60 "$FOREBAY" stop "$WORK/3" </dev/null
+    mv "$WORK/kept" "$data"
+    member_start 3
+    etcd_runs 3
+    wait_until 90 healthy 3
+    [ "$worked" = 0 ]
+}
+
+whole() {
+    local node started
+    on 1 timeout 200 "$FOREBAY" fsck "$WORK/1" </dev/null
+    for node in 2 3 1; do
+        started=$SECONDS
+        on "$node" timeout 60 "$FOREBAY" stop "$WORK/$node" </dev/null
+        echo "within $((SECONDS - started)) s"
+    done
+    pgrep -af "data-dir $WORK/" || true
+    no_etcd_runs
+    for node in 3 1 2; do member_start "$node"; done
+    wait_until 90 healthy 1
+    for node in 1 2 3; do wait_until 30 mounted "$node" && same_tree "$WORK/tree" "$WORK/$node/mnt/tree"; done
+}
+
+machines_begin
+check "three machines, their metadata in files of the first" begin || exit 1
+check "members that cannot run are named, and nothing moves" refused
+check "the logs move into an etcd of Forebay, under load" moves || exit 1
+check "the first machine dies, its member of etcd with it" machine_dies
+check "a node's process is killed, and its member of etcd" process_dies
+check "a member without its data stays out" data_gone
+check "all is whole, and starts again as it was" whole
