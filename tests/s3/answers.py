@@ -290,13 +290,18 @@ def versions():
 
 
 def health():
-    for name in ("live", "ready", "cluster", "cluster/read"):
-        assert urllib.request.urlopen(f"{ENDPOINT}/minio/health/{name}").status == 200
-        head = f"HEAD /minio/health/{name} HTTP/1.1\r\nHost: {HOST}\r\nConnection: close\r\n\r\n"
+    names = [f"/minio/health/{name}" for name in ("live", "ready", "cluster", "cluster/read")]
+    for name in (*names, "/live", "/ready"):
+        assert urllib.request.urlopen(ENDPOINT + name).status == 200
+        head = f"HEAD {name} HTTP/1.1\r\nHost: {HOST}\r\nConnection: close\r\n\r\n"
         expect(exchange(head.encode(), until_close=True), 200)
     answer = exchange(signed("GET", "/minio/admin/v3/info"))
     assert status(answer) == (501, "NotImplemented") and "not MinIO" in answer, answer
     expect(exchange(f"GET /minio/health/other HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode()), 403)
+    # A bucket may have such a name: who signs reaches it.
+    s3.create_bucket(Bucket="ready")
+    assert s3.list_objects_v2(Bucket="ready")["KeyCount"] == 0
+    s3.delete_bucket(Bucket="ready")
 
 
 def canned():

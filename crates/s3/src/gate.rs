@@ -332,8 +332,8 @@ impl Gate {
         })
     }
 
-    /// The MinIO question in a request; `None` if the request is for S3. Keys of a bucket named `minio` stay reachable
-    /// by signed requests.
+    /// The question about health, or for MinIO, in a request; `None` if the request is for S3. Buckets and keys with these names stay
+    /// reachable by signed requests.
     async fn minio_question(&self, request: &Request<Incoming>) -> Option<MinioQuestion> {
         let (bucket, key) = self.names.split(request.uri(), request.headers())?;
         let question = MinioQuestion::of(request.method(), &bucket, &key)?;

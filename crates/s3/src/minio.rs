@@ -1,5 +1,5 @@
-//! Addresses of MinIO that load balancers and MinIO's tools send requests to: health checks, and administration, which
-//! is not supported.
+//! Health checks of load balancers, at `/live` and `/ready` and at MinIO's addresses; and the administration of MinIO's tools, which is not
+//! supported.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ const READY_TIME_MAX: Duration = Duration::from_secs(5);
 pub(crate) enum MinioQuestion {
     /// Whether the process runs.
     IsLive,
-    /// Whether the filesystem answers.
+    /// Whether users and keys are known and the filesystem answers.
     IsReady,
     /// Administration by MinIO tools.
     Admin,
@@ -26,10 +26,13 @@ pub(crate) enum MinioQuestion {
 impl MinioQuestion {
     /// The question in a request; `None` for a request of S3. `bucket` and `key` are the address in the terms of S3.
     pub(crate) fn of(method: &Method, bucket: &str, key: &str) -> Option<Self> {
-        if bucket != "minio" {
-            return None;
-        }
         let reads = [Method::GET, Method::HEAD].contains(method);
+        match (bucket, key) {
+            ("live", "") if reads => return Some(Self::IsLive),
+            ("ready", "") if reads => return Some(Self::IsReady),
+            ("minio", _) => {}
+            _ => return None,
+        }
         match key {
             "health/live" if reads => Some(Self::IsLive),
             "health/ready" | "health/cluster" | "health/cluster/read" if reads => Some(Self::IsReady),
@@ -52,7 +55,7 @@ impl MinioQuestion {
             Self::IsReady => {
                 let asked = tokio::time::timeout(READY_TIME_MAX, core.client.getattr(Ino::ROOT)).await;
                 let mut response = Response::new(Body::empty());
-                if !matches!(asked, Ok(Ok(_))) {
+                if !matches!(asked, Ok(Ok(_))) || !core.identities.is_current() {
                     *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
                 }
                 response
@@ -80,6 +83,10 @@ mod tests {
         check(Method::GET, "minio", "health/live", Some(IsLive));
         check(Method::HEAD, "minio", "health/ready", Some(IsReady));
         check(Method::GET, "minio", "health/cluster", Some(IsReady));
+        check(Method::GET, "live", "", Some(IsLive));
+        check(Method::HEAD, "ready", "", Some(IsReady));
+        check(Method::PUT, "ready", "", None);
+        check(Method::GET, "ready", "key", None);
         check(Method::PUT, "minio", "health/live", None);
         check(Method::GET, "minio", "health/live/x", None);
         check(Method::GET, "minio2", "health/live", None);
