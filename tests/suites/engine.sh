@@ -112,12 +112,12 @@ data_gone() {
 whole() {
     local node started
     on 1 timeout 200 "$FOREBAY" fsck "$WORK/1" </dev/null
+    # Where the last one stops, the logs do not answer any more.
     for node in 2 3 1; do
         started=$SECONDS
         on "$node" timeout 60 "$FOREBAY" stop "$WORK/$node" </dev/null
-        echo "within $((SECONDS - started)) s"
+        [ $((SECONDS - started)) -le 16 ]
     done
-    pgrep -af "data-dir $WORK/" || true
     no_etcd_runs
     for node in 3 1 2; do member_start "$node"; done
     wait_until 90 healthy 1

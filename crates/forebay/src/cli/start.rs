@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use admin::NodeStatus;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use base::env::spawn_thread;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -23,6 +23,7 @@ use tokio::sync::watch;
 use super::args::StartArgs;
 use super::output::{Format, bytes, print};
 use super::{ask, env};
+use crate::engine::Supervised;
 use crate::identity::{IdentityFiles, OWNER};
 use crate::log::{Log, Sink};
 use crate::member::Member;
@@ -279,7 +280,7 @@ fn run(dir: &NodeDir, args: &StartArgs) -> Result<Ended> {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().on_thread_start(use_all).build()?;
     let _watchdog = Watchdog::start(runtime.handle().clone());
-    let mut asked = signals()?;
+    let mut asked = signals(dir)?;
     let ended = runtime.block_on(async {
         let is_anew = std::env::var_os(ANEW).is_some();
         let options = if is_anew { options(args).of_known_node() } else { options(args) };
@@ -306,7 +307,13 @@ fn run(dir: &NodeDir, args: &StartArgs) -> Result<Ended> {
         };
         let mounts = asked.ok().and_then(|asked| *asked).unwrap_or(Mounts::Unmount);
         let stopped = tokio::time::timeout(SHUTDOWN_DEADLINE, node.stop(mounts)).await;
-        let result = stopped.context("stopping took too long; everything acknowledged is safe")?;
+        let mut result = stopped
+            .unwrap_or_else(|_| Err(anyhow!("stopping took too long; everything acknowledged is safe")));
+        if mounts == Mounts::Unmount {
+            // However far the stop came. Only this keeps the logs reachable for it.
+            let engine = Supervised::new(&env(), dir);
+            result = result.and(tokio::task::spawn_blocking(move || engine.end()).await?);
+        }
         match &result {
             Ok(()) => tracing::info!("node has stopped"),
             Err(error) => {
@@ -316,7 +323,7 @@ fn run(dir: &NodeDir, args: &StartArgs) -> Result<Ended> {
         }
         result.map(|()| Ended::Stopped)
     });
-    if let Ok(Ended::Anew) = &ended {
+    if !matches!(ended, Ok(Ended::Stopped)) {
         // Nothing waits for a disk that hangs.
         runtime.shutdown_background();
     }
@@ -325,7 +332,8 @@ fn run(dir: &NodeDir, args: &StartArgs) -> Result<Ended> {
 
 /// Asks to stop at SIGINT or SIGTERM, and at SIGUSR1 to keep mounts. A thread of its own waits for the signal, and ends the process
 /// by force if the node does not stop in time.
-fn signals() -> Result<watch::Receiver<Option<Mounts>>> {
+fn signals(dir: &NodeDir) -> Result<watch::Receiver<Option<Mounts>>> {
+    let engine = Supervised::new(&env(), dir);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let (ask, asked) = watch::channel(None);
     let (mut terminate, mut interrupt, mut keep) = {
@@ -347,6 +355,9 @@ fn signals() -> Result<watch::Receiver<Option<Mounts>>> {
             tracing::info!(?mounts, "asked to stop");
             ask.send_replace(Some(mounts));
             tokio::time::sleep(SHUTDOWN_DEADLINE + FORCE_AFTER).await;
+            if mounts == Mounts::Unmount {
+                let _ = engine.end();
+            }
             tracing::error!("the node does not stop, ending by force; everything acknowledged is safe");
             tokio::time::sleep(FORCE_AFTER).await;
             std::process::abort();

@@ -55,6 +55,8 @@ const RENEW_PAUSE: Duration = Duration::from_secs(60);
 const GATE_PAUSE: Duration = Duration::from_secs(5);
 /// Drives among which memory is divided, at least.
 const DRIVES_MIN: usize = 2;
+/// How long a stop waits for what is to be noted in the ledgers.
+const LEDGERS_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Refuses options of `start` that are for the node with the metadata.
 fn refuse_foreign(membership: &Membership, options: &StartOptions) -> Result<()> {
@@ -415,11 +417,16 @@ impl Member {
             task.abort();
             let _ = task.await;
         }
-        let mut result = self.gate.stop().await;
-        result = result.and(self.mounts.stop(mounts).await);
+        // What comes after this must not wait for a cluster that does not answer.
+        let (gate, unmounted) = tokio::join!(self.gate.stop(), self.mounts.stop(mounts));
+        let mut result = gate.and(unmounted);
         let role = lock(&self.role).take();
         if let Some(role) = role {
-            result = result.and(role.stop(mounts).await);
+            match tokio::time::timeout(LEDGERS_PATIENCE, role.stop(mounts)).await {
+                Ok(stopped) => result = result.and(stopped),
+                // What their clients on this node wrote is written out, or is known not to be.
+                Err(_) => tracing::warn!("the ledgers end as in a crash: their logs do not answer"),
+            }
         }
         if let Some(candidate) = lock(&self.candidate).take() {
             candidate.stop();
@@ -428,10 +435,6 @@ impl Member {
         self.network.stop_answering().await;
         self.network.end();
         self.host.stop().await;
-        if mounts == Mounts::Unmount {
-            let own = self.engine_here();
-            result = result.and(tokio::task::spawn_blocking(move || own.end()).await?);
-        }
         for path in
             [self.dir.node_json(), self.dir.run().join("admin.sock"), self.dir.run().join(CLIENTS_SOCKET)]
         {

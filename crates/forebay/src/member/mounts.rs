@@ -10,6 +10,7 @@ use anyhow::{Context, Result, bail};
 use base::NodeId;
 use base::env::Env;
 use control::Cluster;
+use futures_util::future::join_all;
 use posix::fuse::{MountFlags, UnmountMode};
 use wire::cluster::NodeAddresses;
 
@@ -20,6 +21,8 @@ use crate::remote::Memory;
 
 /// How long a mount may write out.
 const WRITE_OUT: Duration = Duration::from_secs(60);
+/// The same at the end of the node.
+const WRITE_OUT_AT_END: Duration = Duration::from_secs(10);
 /// Pause between attempts to mount.
 const RETRY_NS: u64 = 10_000_000_000;
 
@@ -239,22 +242,19 @@ impl MemberMounts {
                 processes.push(Arc::new(process));
             }
         }
-        let mut failed = Vec::new();
-        for process in processes.into_iter().filter(|process| process.is_alive()) {
+        let ends = |process: &Arc<MountProcess>| match mounts {
+            Mounts::Unmount => true,
+            Mounts::KeepEarlier => !process.is_earlier(),
+            Mounts::Keep => false,
+        };
+        let ending = processes.into_iter().filter(|process| process.is_alive() && ends(process));
+        let unmounting = ending.map(|process| async move {
             let path = process.path().to_owned();
-            let stays = match mounts {
-                Mounts::Unmount => false,
-                Mounts::KeepEarlier => process.is_earlier(),
-                Mounts::Keep => true,
-            };
-            if stays {
-                continue;
-            }
-            let unmounted = process.unmount(UnmountMode::Detach, WRITE_OUT).await;
-            if let Err(error) = unmounted.with_context(|| format!("unmounting {}", path.display())) {
-                failed.push(format!("{error:#}"));
-            }
-        }
+            let unmounted = process.unmount(UnmountMode::Detach, WRITE_OUT_AT_END).await;
+            let unmounted = unmounted.with_context(|| format!("unmounting {}", path.display()));
+            unmounted.err().map(|error| format!("{error:#}"))
+        });
+        let failed: Vec<String> = join_all(unmounting).await.into_iter().flatten().collect();
         if failed.is_empty() { Ok(()) } else { bail!("{}", failed.join("; ")) }
     }
 }

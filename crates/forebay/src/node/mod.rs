@@ -56,7 +56,6 @@ use tokio::task::JoinHandle;
 use upkeep::{Pace, ScrubTargets, Scrubber};
 use wire::meta::MetaService;
 
-use crate::engine::Supervised;
 
 use events::{Watch, next_event};
 use filesystems::{FilesystemEntry, OwnerPlace};
@@ -274,11 +273,6 @@ impl Node {
         result = result.and(self.stop_ledgers(mounts).await);
         if self.seat.is_none() {
             result = result.and(self.stop_machine().await);
-            if mounts == Mounts::Unmount {
-                // An attempt to move the logs may have left it.
-                let engine = Supervised::new(&self.env, &self.dir);
-                result = result.and(tokio::task::spawn_blocking(move || engine.end()).await?);
-            }
         }
         // Nobody else may take the ledgers before they are closed.
         if let Some(keeping) = self.keeping.lock().await.take() {
