@@ -4,11 +4,11 @@ LIMIT_S=$([ "${FOREBAY_TEST_LONG:-0}" = 1 ] && echo 900 || echo 240)
 source "$(dirname "$0")/../lib.sh"
 [ "$PLAIN" = 1 ] && exit 0
 source "$(dirname "$0")/../machines.sh"
-NODES=(1 2 3)
+NODES=(1 2 3 4)
 
 log_at() { on "$1" timeout 30 "$FOREBAY" log show "$WORK/$1" --json | jq -er .at; }
 etcd_pid() { cat "$WORK/$1/engine/pid"; }
-etcd_runs() { grep -qs "$WORK/$1/engine" "/proc/$(etcd_pid "$1")/cmdline"; }
+etcd_runs() { [ -e "$WORK/$1/engine/pid" ] && grep -qs "$WORK/$1/engine" "/proc/$(etcd_pid "$1")/cmdline"; }
 no_etcd_runs() { ! pgrep -f "data-dir $WORK/" >/dev/null; }
 cleanup_etcd() { [ "$BASHPID" != $$ ] || pkill -KILL -f "data-dir $WORK/" 2>/dev/null; }
 trap 'cleanup_etcd; machines_end; cleanup' EXIT
@@ -33,6 +33,11 @@ begin() {
     stage_tree 200 "$WORK/tree"
     cp -a "$WORK/tree" "$WORK/2/mnt/tree"
     sync_files "$WORK/2/mnt/tree"
+}
+
+voters() {
+    on "$1" timeout 10 curl -sf --cacert "$WORK/$1/engine/authority.pem" --cert "$WORK/$1/engine/certificate.pem" --key "$WORK/$1/engine/key.pem" \
+        "https://$(address "$1"):7741/v3/cluster/member/list" -d '{}' | jq '[.members[] | select(.isLearner | not)] | length'
 }
 
 # Ports are in use: the command says so, and the next try begins anew.
@@ -61,7 +66,7 @@ moves() {
 }
 moves_beside_two() { under 2 on 2 timeout 150 "$FOREBAY" log move "$WORK/2" etcd; }
 follows() {
-    on 2 timeout 30 "$FOREBAY" log show "$WORK/2" --json |
+    on "${2:-2}" timeout 30 "$FOREBAY" log show "$WORK/${2:-2}" --json |
         jq -e --argjson count "$1" 'all(.ledgers[]; .last_seq as $last | [.standbys[] | select(.stored_seq + 5 >= $last)] | length == $count)' >/dev/null
 }
 
@@ -91,37 +96,70 @@ process_dies() {
 }
 etcd_is_new() { etcd_runs 2 && [ "$(etcd_pid 2)" != "$1" ]; }
 
-# Its data is gone: it must not vote as if it knew nothing, and says so.
+# Its data is gone: it does not vote as if it knew nothing. The others take it in anew.
 data_gone() {
-    local worked=0 data
+    local data
     on 3 timeout 60 "$FOREBAY" stop "$WORK/3" </dev/null
     data=$(ls -d "$WORK"/3/engine/etcd-*)
-    mv "$data" "$WORK/kept"
+    rm -r "$data"
     member_start 3
-    grep -q "must not come back empty" "$WORK/3/log/forebay.log" || worked=1
-    not etcd_runs 3
-    same_tree "$WORK/tree" "$WORK/1/mnt/tree"
-    on 3 timeout 60 "$FOREBAY" stop "$WORK/3" </dev/null
-    mv "$WORK/kept" "$data"
-    member_start 3
-    etcd_runs 3
+    wait_until 60 is_whole 3 "node-0 node-1 node-2"
+    [ ! -e "$data" ]
     wait_until 90 healthy 3
-    [ "$worked" = 0 ]
+    same_tree "$WORK/tree" "$WORK/3/mnt/tree"
 }
+is_whole() { etcd_runs "$1" && [ "$(members "$1")" = "$2" ] && [ "$(voters "$1")" = 3 ]; }
+
+# A machine is gone for good. Another one gets its drives' content, follows the ledgers, and has a member of etcd.
+replaced() {
+    local token drive
+    token=$(on 1 "$FOREBAY" token create "$WORK/1")
+    on 4 timeout 120 "$FOREBAY" join "$token" "$WORK/4" --drives 2 --drive-size 512MiB --name n4 </dev/null
+    echo "$WORK/4" >>"$WORK/.nodes"
+    on 4 "$FOREBAY" mount "$WORK/4" "$WORK/4/mnt"
+    not etcd_runs 4
+    beside 3 machine_kill 2
+    for drive in $(status 1 | jq '.drives[] | select(.node == 1) | .id'); do
+        # What the one before it had is made anew first.
+        wait_until 90 drive_removed "$drive"
+    done
+    wait_until 90 removed
+    wait_until 60 is_whole 4 "node-0 node-2 node-3"
+    wait_until 60 follows 2 4
+    wait_until 90 healthy_again 1
+    wait_until 30 knows_members 3
+    # Now it counts.
+    beside 4 machine_kill 1
+    owner_is_not 4 1
+    same_tree "$WORK/tree" "$WORK/4/mnt/tree"
+    member_start 1
+    wait_until 30 mounted 1
+    wait_until 90 healthy_again 4
+}
+# Drives that were removed are still shown.
+healthy_again() { status "$1" | jq -e '.state == "healthy" and all(.filesystems[]; .owed_shards == 0) and all(.drives[] | select(.node != 1); .state == "up")' >/dev/null; }
+drive_removed() { on 1 timeout 120 "$FOREBAY" drive remove "$WORK/1" "$1" </dev/null; }
+removed() { on 1 "$FOREBAY" node remove "$WORK/1" 1 </dev/null; }
+knows_members() { grep -q "$(address 4):7741" "$WORK/$1/identity/membership.json" && ! grep -q "$(address 2):7741" "$WORK/$1/identity/membership.json"; }
 
 whole() {
     local node started
     on 1 timeout 200 "$FOREBAY" fsck "$WORK/1" </dev/null
     # Where the last one stops, the logs do not answer any more.
-    for node in 2 3 1; do
+    for node in 3 4 1; do
         started=$SECONDS
         on "$node" timeout 60 "$FOREBAY" stop "$WORK/$node" </dev/null
         [ $((SECONDS - started)) -le 16 ]
     done
     no_etcd_runs
-    for node in 3 1 2; do member_start "$node"; done
-    wait_until 90 healthy 1
-    for node in 1 2 3; do wait_until 30 mounted "$node" && same_tree "$WORK/tree" "$WORK/$node/mnt/tree"; done
+    # As if two of them had lost power before they heard that the logs have moved.
+    for node in 1 3; do
+        jq 'del(.log)' "$WORK/$node/identity/membership.json" >"$WORK/membership"
+        cp "$WORK/membership" "$WORK/$node/identity/membership.json"
+    done
+    for node in 4 1 3; do member_start "$node"; done
+    wait_until 90 healthy_again 1
+    for node in 1 3 4; do wait_until 30 mounted "$node" && same_tree "$WORK/tree" "$WORK/$node/mnt/tree"; done
 }
 
 machines_begin
@@ -130,5 +168,6 @@ check "members that cannot run are named, and nothing moves" refused
 check "the logs move into an etcd of Forebay, under load" moves || exit 1
 check "the first machine dies, its member of etcd with it" machine_dies
 check "a node's process is killed, and its member of etcd" process_dies
-check "a member without its data stays out" data_gone
+check "a member without its data is replaced" data_gone
+check "a machine is gone for good: the next one takes its place" replaced
 check "all is whole, and starts again as it was" whole

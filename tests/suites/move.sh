@@ -45,16 +45,30 @@ refused() {
     [ "$(member_pid 1)" = "$pid" ]
     on 1 "$FOREBAY" umount "$WORK/1"
     on 1 "$FOREBAY" mount "$WORK/1" "$WORK/1/mnt" -o process=own
-    expect_fail "stay where they are.*another cluster" move 1 "$ENGINE?prefix=taken"
+    pid=$(member_pid 1)
+    expect_fail "of another cluster" move 1 "$ENGINE?prefix=taken"
     [ "$(log_at 2)" = files ]
-    on 1 "$FOREBAY" log show "$WORK/1" | grep -q "last attempt to move failed"
+    [ "$(member_pid 1)" = "$pid" ]
     # Everything is in the engine, and the last step fails: the next move goes there too, with what has changed until then.
     mkdir "$WORK/1/identity/membership.json.new"
     expect_fail "stay where they are.*membership" move 1 "$ENGINE?prefix=moved"
     rmdir "$WORK/1/identity/membership.json.new"
     [ "$(log_at 2)" = files ]
+    on 1 "$FOREBAY" log show "$WORK/1" | grep -q "last attempt to move failed"
+    # A node that was asked to stop in the meantime stops when it has moved, or has not.
+    mkdir "$WORK/1/identity/membership.json.new"
+    move 2 "$ENGINE?prefix=moved" &
+    wait_until 20 is_moving
+    on 1 timeout 60 "$FOREBAY" stop "$WORK/1" --keep-mounts </dev/null
+    rmdir "$WORK/1/identity/membership.json.new"
+    member_start 1
+    wait || true
+    wait_until 60 mounted 1
+    [ "$(log_at 2)" = files ]
     same_tree "$WORK/tree" "$WORK/1/mnt/tree"
 }
+
+is_moving() { jq -e '.tries == 2' "$WORK/1/log-move.json" >/dev/null; }
 
 # Programs work at both machines, and see no error.
 moves() {
@@ -131,15 +145,25 @@ killed() {
         pid=$(node_pid k)
         on 1 timeout 60 "$FOREBAY" log move "$dir" "$ENGINE?prefix=killed-$round" </dev/null &
         asking=$!
-        # The steps themselves take some hundredths of a second, the start after them longer.
-        sleep "0.$((RANDOM % 2 * RANDOM % 10))$((RANDOM % 10))$((RANDOM % 10))"
-        kill -KILL "$pid"
+        case $round in
+            0) kill_with "$pid" "$dir/log-move.json" ;;
+            1) kill_with "$pid" "$dir/identity/membership.json" ;;
+            # The steps themselves take some hundredths of a second, the start after them longer.
+            *)
+                sleep "0.$((RANDOM % 2 * RANDOM % 10))$((RANDOM % 10))$((RANDOM % 10))"
+                kill -KILL "$pid"
+                ;;
+        esac
         kill "$asking" || true
         on 1 timeout 120 "$FOREBAY" start "$dir" </dev/null
         # In an engine, an owner that was killed counts as alive for some seconds.
         wait_until 60 log_shown "$dir"
         at=$(log_shown "$dir")
         echo "round $round: $at"
+        case $round in
+            0) [ "$at" = files ] ;;
+            1) [ "$at" != files ] ;;
+        esac
         same_tree "$WORK/killed-$round" "$dir/mnt/tree"
         if [ "$at" = files ]; then
             echo more >"$dir/mnt/tree/more"
@@ -158,6 +182,12 @@ killed() {
     echo "$moved of $ROUNDS had moved"
 }
 
+# Kills a process as soon as a file is there: the one that a move begins with, and the one that decides it.
+kill_with() {
+    python3 -c 'import os, sys
+while not os.path.exists(sys.argv[2]): pass
+os.kill(int(sys.argv[1]), 9)' "$1" "$2"
+}
 log_shown() { on 1 timeout 30 "$FOREBAY" log show "$1" --json | jq -er .at; }
 
 whole() {

@@ -15,6 +15,12 @@ pub struct LogInfo {
     /// The members of the engine.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub members: Vec<EngineMemberInfo>,
+    /// How often a move of the logs was begun, while they are files.
+    #[serde(default)]
+    pub tries: u32,
+    /// The logs are about to move: the process that answers ends.
+    #[serde(default)]
+    pub moves: bool,
     /// Why the last attempt to move the logs failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,

@@ -4,7 +4,7 @@
 mod supervised;
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use admin::EngineMemberInfo;
@@ -12,13 +12,13 @@ use anyhow::{Context, Result, bail};
 use base::env::Env;
 use base::{ClusterId, Epoch, LedgerId, Seq};
 use control::CONTROL_LEDGER;
-use meta::log::{Etcd, EtcdLog, EtcdOptions, EtcdTls, LedgerLog};
+use meta::log::{Etcd, EtcdLog, EtcdMember, EtcdOptions, EtcdTls, LedgerLog};
 
 use wire::cluster::EngineMember;
 
 use crate::node::NodeDir;
 
-use supervised::bracketed;
+pub(crate) use supervised::bracketed;
 pub(crate) use supervised::{Supervised, new_authority};
 
 /// What all keys of a cluster begin with, unless another prefix was asked for.
@@ -115,6 +115,9 @@ impl EngineAddress {
 
     /// The same logs at other members: what the new address leaves out stays.
     pub(crate) fn moved_to(&self, mut next: Self) -> Result<Self> {
+        if next.is_own != self.is_own {
+            bail!("the logs of this cluster are at {self}; they do not move to another etcd by --log");
+        }
         if next.prefix.is_some() && next.prefix != self.prefix {
             bail!("the logs of this cluster begin with {:?} and stay there", self.prefix);
         }
@@ -167,7 +170,8 @@ impl EngineAddress {
 #[derive(Clone)]
 pub(crate) struct Engine {
     etcd: Etcd,
-    address: EngineAddress,
+    /// Members of an engine of our own may be replaced.
+    address: Arc<Mutex<EngineAddress>>,
 }
 
 impl Engine {
@@ -177,19 +181,52 @@ impl Engine {
         let etcd = etcd.with_context(|| {
             format!("the engine with the logs of the cluster cannot be used: {address} (see `etcdctl endpoint status`)")
         })?;
-        Ok(Self { etcd, address: address.clone() })
+        Ok(Self { etcd, address: Arc::new(Mutex::new(address.clone())) })
+    }
+
+    /// Goes to these members of the same engine from now on.
+    pub(crate) fn follow(&self, env: &Env, dir: &NodeDir, address: &EngineAddress) -> Result<()> {
+        self.etcd.set_members(&address.options(env, dir)?)?;
+        *self.address.lock().unwrap_or_else(PoisonError::into_inner) = address.clone();
+        Ok(())
+    }
+
+    /// Fails unless its members agree on something now. Returns whether the place is free for the move with this number.
+    pub(crate) async fn is_free(&self, number: u64) -> Result<bool> {
+        let free = self.etcd.is_free(number).await;
+        free.with_context(|| format!("reading from {}", self.address()))
+    }
+
+    /// All its members.
+    pub(crate) async fn list(&self) -> Result<Vec<EtcdMember>> {
+        self.etcd.list_members().await.with_context(|| format!("listing the members of {}", self.address()))
+    }
+
+    /// Takes a member in, without a vote. Returns its number.
+    pub(crate) async fn add(&self, peer_url: &str) -> Result<u64> {
+        self.etcd.add_learner(peer_url).await.with_context(|| format!("adding {peer_url} to etcd"))
+    }
+
+    /// Gives a member a vote, once it has what the others have.
+    pub(crate) async fn promote(&self, id: u64) -> Result<()> {
+        self.etcd.promote(id).await.context("giving the new member of etcd a vote")
+    }
+
+    /// Takes a member out.
+    pub(crate) async fn remove(&self, id: u64) -> Result<()> {
+        self.etcd.remove_member(id).await.context("taking a member out of etcd")
     }
 
     /// Claims the place for logs that come from elsewhere. Returns whether this move has it.
     pub(crate) async fn claim(&self, number: u64) -> Result<bool> {
         let claimed = self.etcd.claim(number, CONTROL_LEDGER).await;
-        claimed.with_context(|| format!("claiming a place in {}", self.address))
+        claimed.with_context(|| format!("claiming a place in {}", self.address()))
     }
 
     /// Begins a log that comes from elsewhere behind its end. Returns whether the place is still that of this move.
     pub(crate) async fn begin(&self, number: u64, ledger: LedgerId, end: (Epoch, Seq)) -> Result<bool> {
         let begun = self.etcd.begin(number, ledger, end).await;
-        begun.with_context(|| format!("beginning the log of ledger {ledger} in {}", self.address))
+        begun.with_context(|| format!("beginning the log of ledger {ledger} in {}", self.address()))
     }
 
     /// Its members, and whether they answer.
@@ -199,14 +236,14 @@ impl Engine {
     }
 
     /// Where it is.
-    pub(crate) fn address(&self) -> &EngineAddress {
-        &self.address
+    pub(crate) fn address(&self) -> EngineAddress {
+        self.address.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// The log of a ledger.
     pub(crate) async fn log(&self, ledger: LedgerId) -> Result<Arc<dyn LedgerLog>> {
         let log = EtcdLog::open(&self.etcd, ledger).await;
-        Ok(Arc::new(log.with_context(|| format!("the log of ledger {ledger} in {}", self.address))?))
+        Ok(Arc::new(log.with_context(|| format!("the log of ledger {ledger} in {}", self.address()))?))
     }
 }
 
@@ -261,5 +298,8 @@ mod tests {
         let next = known.moved_to(parse("etcd://b:2")).unwrap();
         assert_eq!(next.prefix(), known.prefix());
         assert!(known.moved_to(parse("etcd://b:2?prefix=x")).is_err());
+        assert!(known.moved_to(parse("etcd://a:1?run=own")).is_err());
+        let own = parse("etcd://a:1?run=own").of_cluster(ClusterId([1; 16]));
+        assert!(own.moved_to(parse("etcd://a:1")).is_err(), "its members would not be started");
     }
 }

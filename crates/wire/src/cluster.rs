@@ -199,8 +199,15 @@ pub enum HostRequest {
     },
     /// The condition of its drives. Answer: `Drives`.
     Drives,
-    /// Runs a member of the engine that is to have the logs of the ledgers. Answer: `Done`.
+    /// Runs a member of the engine that is to have the logs of the ledgers, or has them. Answer: `Done`.
     StartEngine(EngineSeat),
+    /// Ends the member of an attempt that has failed, and removes its files. Answer: `Done`.
+    EndEngine {
+        /// The number of the attempt.
+        number: u64,
+    },
+    /// The condition of its member of the engine. Answer: `Engine`.
+    Engine,
 }
 
 /// A member of an engine that a node is to run.
@@ -216,6 +223,9 @@ pub struct EngineSeat {
     pub authority: String,
     /// Its key (PEM).
     pub authority_key: String,
+    /// The others run already, and have taken it in.
+    #[serde(default)]
+    pub joins: bool,
 }
 
 impl std::fmt::Debug for EngineSeat {
@@ -254,6 +264,19 @@ pub enum HostReply {
     Done,
     /// The drives of the node.
     Drives(Vec<HostedDrive>),
+    /// Its member of the engine.
+    Engine(EngineCondition),
+}
+
+/// The condition of a member of the engine, as its node sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum EngineCondition {
+    /// There is none.
+    Absent,
+    /// It has its data, and is started whenever it does not run.
+    Present,
+    /// Its data is gone.
+    Lost,
 }
 
 /// A drive, as its node sees it.

@@ -298,6 +298,8 @@ pub const HOST: Operations = Operations(&[
     ("Close", 0x01c2),
     ("Drives", 0x01c3),
     ("StartEngine", 0x01c4),
+    ("EndEngine", 0x01c5),
+    ("Engine", 0x01c6),
 ]);
 /// Operations of drives.
 pub const DRIVE: Operations = Operations(&[

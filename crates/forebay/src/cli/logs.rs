@@ -17,8 +17,8 @@ use crate::node::NodeDir;
 const PATIENCE: Duration = Duration::from_secs(120);
 /// How long it may take to show after no answer came.
 const LOST_PATIENCE: Duration = Duration::from_secs(20);
-/// How long a process that begins anew may take until it answers.
-const GONE_PATIENCE: Duration = Duration::from_secs(15);
+/// How long a process that begins anew may take until it answers: it stops before, and writes to the engine.
+const GONE_PATIENCE: Duration = Duration::from_secs(75);
 const LOOK: Duration = Duration::from_millis(300);
 
 pub(super) fn log(command: LogCommand) -> Result<()> {
@@ -58,6 +58,7 @@ fn text(log: &LogInfo) -> String {
 }
 
 fn move_to(dir: &Path, request: LogMove, format: Format) -> Result<()> {
+    let before = picture(dir)?.log.tries;
     // The process that is asked ends soon after that, perhaps before its answer has come.
     let asked = ask(dir, |client| async move {
         match client.move_log(&request).await {
@@ -74,7 +75,7 @@ fn move_to(dir: &Path, request: LogMove, format: Format) -> Result<()> {
     let client = AdminClient::new(socket.as_path());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let patience = if lost.is_some() { LOST_PATIENCE } else { PATIENCE };
-    let moved = async { tokio::time::timeout(patience, while_shown("moving", wait(&client))).await };
+    let moved = async { tokio::time::timeout(patience, while_shown("moving", wait(&client, before))).await };
     let log = match (runtime.block_on(moved), lost) {
         (Ok(log), _) => log?,
         (Err(_), Some(error)) => return Err(error.into()),
@@ -82,21 +83,21 @@ fn move_to(dir: &Path, request: LogMove, format: Format) -> Result<()> {
             "the metadata has no owner after {PATIENCE:?}: see `forebay status` and the log of the first node"
         ),
     };
-    if let Some(problem) = &log.problem {
-        bail!("the logs stay where they are: {problem}");
+    if !log.at.contains("://") {
+        let interrupted = || "the process of the first node has ended in between".to_owned();
+        bail!("the logs stay where they are: {}", log.problem.clone().unwrap_or_else(interrupted));
     }
     print(format, &log, |log| format!("the logs have moved\n{}", text(log)))
 }
 
-/// Waits for the end of a move.
-async fn wait(client: &AdminClient) -> Result<LogInfo> {
+/// Waits for the end of a move, of which there were so many before.
+async fn wait(client: &AdminClient, before: u32) -> Result<LogInfo> {
     let mut gone: Option<Instant> = None;
     loop {
         // While it moves, nobody answers, or the node answers alone.
         match client.status().await {
-            Ok(status) if status.log.at.contains("://") || status.log.problem.is_some() => {
-                return Ok(status.log);
-            }
+            Ok(status) if status.log.at.contains("://") => return Ok(status.log),
+            Ok(status) if status.log.tries > before && !status.log.moves => return Ok(status.log),
             Err(error @ CallError::NotRunning { .. }) => {
                 if gone.get_or_insert_with(Instant::now).elapsed() > GONE_PATIENCE {
                     return Err(anyhow::Error::new(error).context("the node has ended; start it again"));

@@ -196,25 +196,30 @@ fn serve(dir: &NodeDir, args: StartArgs) -> Result<()> {
     log.flush();
     match result? {
         Ended::Stopped => Ok(()),
-        Ended::Anew => Err(begin_anew()),
+        Ended::Anew(asked) => Err(begin_anew(asked)),
     }
 }
 
 /// Why a node serves no more.
 enum Ended {
     Stopped,
-    /// This node does not own the ledgers any more that it owned, or their logs have moved.
-    Anew,
+    /// This node does not own the ledgers any more that it owned, or their logs have moved. It may have been asked to stop in the
+    /// meantime.
+    Anew(Option<Mounts>),
 }
 
-/// Set for a process that begins anew: nobody reads its standard output.
+/// Set for a process that begins anew: nobody reads its standard output. The value says whether it was asked to stop.
 const ANEW: &str = "FOREBAY_ANEW";
+const ANEW_VALUES: [(Option<Mounts>, &str); 3] =
+    [(None, "serve"), (Some(Mounts::Unmount), "unmount"), (Some(Mounts::Keep), "keep")];
 
 /// Replaces this process by a new one with the same arguments. Mounts are in processes of their own. Returns if that fails.
-fn begin_anew() -> anyhow::Error {
+fn begin_anew(asked: Option<Mounts>) -> anyhow::Error {
+    let value = ANEW_VALUES.iter().find(|(mounts, _)| *mounts == asked).map_or("serve", |(_, value)| value);
     let again = || -> Result<std::convert::Infallible> {
         // Also if an upgrade has replaced the file since.
-        Err(Command::new("/proc/self/exe").args(std::env::args_os().skip(1)).env(ANEW, "1").exec().into())
+        let arguments = std::env::args_os().skip(1);
+        Err(Command::new("/proc/self/exe").args(arguments).env(ANEW, value).exec().into())
     };
     match again() {
         Err(error) => error.context("beginning anew"),
@@ -242,14 +247,19 @@ impl Running {
     /// Waits until the process must begin anew.
     async fn must_begin_anew(&self) {
         match self {
-            Self::Node(node) => {
-                node.asked_to_move().await;
-                node.move_logs().await;
-            }
+            Self::Node(node) => node.asked_to_move().await,
             Self::Member(member, _) => {
                 member.deposed().await;
                 tracing::error!("this node does not own the metadata any more");
             }
+        }
+    }
+
+    /// What comes before that. It must not be given up halfway.
+    async fn before_anew(&self) {
+        match self {
+            Self::Node(node) => node.move_logs().await,
+            Self::Member(..) => {}
         }
     }
 
@@ -281,8 +291,10 @@ fn run(dir: &NodeDir, args: &StartArgs) -> Result<Ended> {
         tokio::runtime::Builder::new_multi_thread().enable_all().on_thread_start(use_all).build()?;
     let _watchdog = Watchdog::start(runtime.handle().clone());
     let mut asked = signals(dir)?;
+    let later = asked.clone();
     let ended = runtime.block_on(async {
-        let is_anew = std::env::var_os(ANEW).is_some();
+        let anew = std::env::var(ANEW).ok();
+        let is_anew = anew.is_some();
         let options = if is_anew { options(args).of_known_node() } else { options(args) };
         let node = Running::start(dir, options).await?;
         tracing::info!(dir = %dir.root().display(), "node serves");
@@ -297,15 +309,20 @@ fn run(dir: &NodeDir, args: &StartArgs) -> Result<Ended> {
                 println!("{note}");
             }
         }
-        // The sender's thread lives as long as the process.
-        let asked = tokio::select! {
-            asked = asked.wait_for(|asked| asked.is_some()) => asked,
-            () = node.must_begin_anew() => {
-                tracing::warn!("the process begins anew");
-                return Ok(Ended::Anew);
-            }
+        let before = ANEW_VALUES.iter().find(|(_, value)| anew.as_deref() == Some(value));
+        let mounts = match before.and_then(|(mounts, _)| *mounts) {
+            Some(mounts) => mounts,
+            None => tokio::select! {
+                // The sender's thread lives as long as the process.
+                was_asked = asked.wait_for(|asked| asked.is_some()) =>
+                    was_asked.ok().and_then(|asked| *asked).unwrap_or(Mounts::Unmount),
+                () = node.must_begin_anew() => {
+                    node.before_anew().await;
+                    tracing::warn!("the process begins anew");
+                    return Ok(Ended::Anew(*later.borrow()));
+                }
+            },
         };
-        let mounts = asked.ok().and_then(|asked| *asked).unwrap_or(Mounts::Unmount);
         let stopped = tokio::time::timeout(SHUTDOWN_DEADLINE, node.stop(mounts)).await;
         let mut result = stopped
             .unwrap_or_else(|_| Err(anyhow!("stopping took too long; everything acknowledged is safe")));

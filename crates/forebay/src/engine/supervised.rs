@@ -11,10 +11,10 @@ use anyhow::{Context, Result, bail};
 use base::ClusterId;
 use base::env::Env;
 use control::Authority;
-use rustix::io::Errno;
+use rustix::fs::{Mode, OFlags};
 use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, pidfd_open, pidfd_send_signal, waitpid};
 use serde::{Deserialize, Serialize};
-use wire::cluster::{EngineMember, EngineSeat};
+use wire::cluster::{EngineCondition, EngineMember, EngineSeat};
 
 use crate::node::{NodeDir, read_proc};
 
@@ -23,6 +23,8 @@ const ETCD: &str = "etcd";
 /// How often a member is looked at, and the longest pause before one that ends at once is started again.
 pub(crate) const LOOK: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(30);
+/// The log of a member begins anew behind so many bytes, at a start.
+const LOG_BYTES_MAX: u64 = 16 << 20;
 /// How long a new member must have run.
 const TRIAL: Duration = Duration::from_millis(1500);
 /// How long a member may take to end, and the pause between two looks.
@@ -33,7 +35,7 @@ const END_LOOK: Duration = Duration::from_millis(20);
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Seat {
-    /// The number of the attempt that made the members.
+    /// The number of the attempt that made the members, or by which the others know a member that joined them.
     number: u64,
     /// The name of this one.
     name: String,
@@ -43,6 +45,9 @@ struct Seat {
     members: Vec<EngineMember>,
     /// It was started once: without its data it must not come back under this name.
     has_begun: bool,
+    /// The others ran already when it was made.
+    #[serde(default)]
+    joins: bool,
 }
 
 /// The member on a node. There is one if its files are there.
@@ -108,7 +113,7 @@ impl Supervised {
             std::fs::remove_dir_all(&root).with_context(|| format!("cannot remove {}", root.display()))?;
         }
         self.env.files.create_dir_all(&root).with_context(|| format!("cannot create {}", root.display()))?;
-        rustix::fs::chmod(&root, rustix::fs::Mode::RWXU)?;
+        rustix::fs::chmod(&root, Mode::RWXU)?;
         let authority = Authority::of_pem(&asked.authority, &asked.authority_key)?;
         let (certificate, key) = authority.issue_to_host(&me.host, self.env.clock.wall_ns())?;
         self.write("authority.pem", asked.authority.as_bytes())?;
@@ -121,6 +126,7 @@ impl Supervised {
             listen,
             members: asked.members.clone(),
             has_begun: false,
+            joins: asked.joins,
         })
     }
 
@@ -130,13 +136,13 @@ impl Supervised {
             return Ok(());
         }
         let seat = self.seat()?;
-        let data = self.data(seat.number);
-        if seat.has_begun && !self.env.files.exists(&data.join("member")) {
+        if !self.has_data(&seat) {
             bail!(
                 "the data of this member of etcd is gone: {}; it must not come back empty under its name",
-                data.display()
+                self.data(seat.number).display()
             );
         }
+        self.shorten_log()?;
         self.keep(&Seat { has_begun: true, ..seat.clone() })?;
         let child = self.command(&seat)?.spawn();
         let child = child.with_context(|| {
@@ -151,26 +157,72 @@ impl Supervised {
         // Its process is known by this path.
         self.dir.engine().to_str().context("the path of the node's directory is not UTF-8")?;
         self.prepare(listen, asked)?;
+        let logged = self.log_bytes();
         self.start()?;
         std::thread::park_timeout(TRIAL);
         match self.running() {
             Some(_) => Ok(()),
-            None => bail!("etcd has ended at once: {} (see {})", self.last_error(), self.log().display()),
+            None => {
+                bail!("etcd has ended at once: {} (see {})", self.last_error(logged), self.log().display())
+            }
         }
+    }
+
+    /// The condition of the member.
+    pub(crate) fn condition(&self) -> Result<EngineCondition> {
+        if !self.exists() {
+            return Ok(EngineCondition::Absent);
+        }
+        let has_data = self.has_data(&self.seat()?);
+        Ok(if has_data { EngineCondition::Present } else { EngineCondition::Lost })
+    }
+
+    fn has_data(&self, seat: &Seat) -> bool {
+        !seat.has_begun || self.env.files.exists(&self.data(seat.number).join("member"))
+    }
+
+    /// The certificate and the key of the members' authority.
+    pub(crate) fn authority(&self) -> Result<(String, String)> {
+        let text = |name| anyhow::Ok(String::from_utf8(self.read(name)?)?);
+        Ok((text("authority.pem")?, text("authority-key.pem")?))
+    }
+
+    /// Ends the member of an attempt that has failed, and removes its files.
+    pub(crate) fn undo(&self, number: u64) -> Result<()> {
+        if !self.exists() || self.seat()?.number != number {
+            return Ok(());
+        }
+        self.end()?;
+        let root = self.dir.engine();
+        std::fs::remove_dir_all(&root).with_context(|| format!("cannot remove {}", root.display()))
     }
 
     fn log(&self) -> PathBuf {
         self.dir.log_file().with_file_name("etcd.log")
     }
 
-    /// What the member has logged last as an error.
-    fn last_error(&self) -> String {
+    fn log_bytes(&self) -> u64 {
+        rustix::fs::stat(self.log()).map_or(0, |about| about.st_size as u64)
+    }
+
+    /// Before a start, a long log becomes the earlier one.
+    fn shorten_log(&self) -> Result<()> {
+        if self.log_bytes() > LOG_BYTES_MAX {
+            let earlier = self.log().with_extension("log.1");
+            self.env.files.rename(&self.log(), &earlier).context("renaming etcd.log")?;
+        }
+        Ok(())
+    }
+
+    /// What the member has logged last as an error, behind so many bytes; else its last line.
+    fn last_error(&self, behind: u64) -> String {
         let log = self.env.files.read(&self.log()).unwrap_or_default();
-        let log = String::from_utf8_lossy(&log);
+        let log = String::from_utf8_lossy(log.get(behind as usize..).unwrap_or(&log)).into_owned();
         let entries =
             log.lines().rev().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
         let mut errors = entries.filter_map(|entry| Some(entry.get("error")?.as_str()?.to_owned()));
-        errors.next().unwrap_or_else(|| "it does not say why".to_owned())
+        let last = || log.lines().last().map(str::to_owned);
+        errors.next().or_else(last).unwrap_or_else(|| "it does not say why".to_owned())
     }
 
     fn command(&self, seat: &Seat) -> Result<Command> {
@@ -186,8 +238,8 @@ impl Supervised {
             command.env_remove(name);
         }
         command
-            .args(["--name", &seat.name, "--initial-cluster-state", "new", "--initial-cluster"])
-            .arg(peers.join(","))
+            .args(["--name", &seat.name, "--initial-cluster", &peers.join(",")])
+            .args(["--initial-cluster-state", if seat.joins { "existing" } else { "new" }])
             .args(["--initial-cluster-token", &format!("forebay-{:016x}", seat.number)])
             .args(["--listen-client-urls", &at(&listen, me.client_port)])
             .args(["--advertise-client-urls", &at(&me.host, me.client_port)])
@@ -207,22 +259,39 @@ impl Supervised {
         ] {
             command.arg(name).arg(path);
         }
+        let append = OFlags::CREATE | OFlags::WRONLY | OFlags::APPEND | OFlags::CLOEXEC;
+        let log = rustix::fs::open(self.log(), append, Mode::RUSR | Mode::WUSR);
+        let log = log.with_context(|| format!("cannot write {}", self.log().display()))?;
         // Signals to the node's group are not for it.
-        command.process_group(0).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command.process_group(0).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         Ok(command)
     }
 
-    /// The process of the member.
+    /// The process of the member. The node may have been killed before it could note its number.
     fn running(&self) -> Option<Pid> {
-        let pid: i32 = String::from_utf8(self.env.files.read(&self.path("pid")).ok()?).ok()?.parse().ok()?;
-        let pid = Pid::from_raw(pid)?;
+        let noted = self.env.files.read(&self.path("pid")).ok();
+        let noted = noted.and_then(|text| Pid::from_raw(String::from_utf8(text).ok()?.parse().ok()?));
         // If it has ended as a child of this process, this lets it go.
-        if !matches!(waitpid(Some(pid), WaitOptions::NOHANG), Ok(None) | Err(Errno::CHILD)) {
-            return None;
+        if let Some(pid) = noted {
+            let _ = waitpid(Some(pid), WaitOptions::NOHANG);
         }
-        // The number may be that of another process by now.
-        let command = read_proc(Path::new(&format!("/proc/{}/cmdline", pid.as_raw_nonzero()))).ok()?;
-        command.contains(self.path("etcd-").to_str()?).then_some(pid)
+        noted.filter(|pid| self.is_it(*pid)).or_else(|| {
+            let numbers = self.env.files.list(Path::new("/proc")).unwrap_or_default().into_iter();
+            let mut pids =
+                numbers.filter_map(|path| Pid::from_raw(path.file_name()?.to_str()?.parse().ok()?));
+            pids.find(|pid| self.is_it(*pid))
+        })
+    }
+
+    /// Whether a process is that of the member.
+    fn is_it(&self, pid: Pid) -> bool {
+        let is_it = || {
+            let command = read_proc(Path::new(&format!("/proc/{}/cmdline", pid.as_raw_nonzero()))).ok()?;
+            let mut words = command.split('\0');
+            let (program, data) = (words.next()?, self.path("etcd-"));
+            Some(program.ends_with(ETCD) && words.any(|word| word.starts_with(data.to_str().unwrap_or("/"))))
+        };
+        is_it() == Some(true)
     }
 
     /// Ends the member.
@@ -252,8 +321,8 @@ impl Supervised {
             tokio::time::sleep(pause).await;
             let member = self.clone();
             let looked = tokio::task::spawn_blocking(move || match member.running() {
-                Some(_) => Ok(false),
-                None => member.start().map(|()| true),
+                None if member.exists() => member.start().map(|()| true),
+                _ => Ok(false),
             });
             pause = match looked.await {
                 Ok(Ok(false)) => LOOK,
@@ -278,6 +347,6 @@ pub(crate) fn new_authority(cluster: ClusterId, now_ns: i64) -> Result<(String, 
 }
 
 /// A host as it stands in a URL.
-pub(super) fn bracketed(host: &str) -> String {
+pub(crate) fn bracketed(host: &str) -> String {
     if host.contains(':') && !host.starts_with('[') { format!("[{host}]") } else { host.to_owned() }
 }

@@ -9,15 +9,18 @@ use base::{FsError, LedgerId, NodeId};
 use control::{CONTROL_LEDGER, Cluster, Control};
 use meta::log::{LogError, StaleCopies, Vacancy};
 use meta::owner::{OwnerError, Standby, StandbyOptions};
+use meta::state::WholeLog;
 use tokio::task::JoinHandle;
 use wire::BoxFuture;
 use wire::link::{RemoteReplica, Services};
 use wire::replica::{ReplicaReply, ReplicaRequest, ReplicaService, STANDBY_WAIT_MAX};
 
-use super::owner::Owner;
+use super::owner::{ForAll, Owner};
 use super::{Member, lock};
 use crate::engine::{Engine, EngineAddress};
-use crate::node::{CONTROL_CACHE_BYTES, Deposed, Ended, MetaDirs, Mounts, Node, Seat, replica_of_node};
+use crate::node::{
+    CONTROL_CACHE_BYTES, Deposed, Ended, MetaDirs, Mounts, Node, Seat, is_unfinished, replica_of_node,
+};
 
 /// The number of nodes that may own ledgers: the first ones of the cluster.
 const CANDIDATES_MAX: usize = 3;
@@ -89,6 +92,14 @@ impl Candidate {
     /// that from others.
     async fn may_own(&self, node: NodeId) -> Result<bool> {
         Ok(is_candidate(&self.stored().await?, node))
+    }
+
+    /// Goes to these members of the engine from now on.
+    pub(super) fn follow_engine(&self, member: &Member, address: &EngineAddress) -> Result<()> {
+        match self.ledgers.engine() {
+            Some(engine) => engine.follow(&member.env, &member.dir, address),
+            None => Ok(()),
+        }
     }
 
     /// Stops following all ledgers.
@@ -178,7 +189,7 @@ impl Member {
         let (member, followed) = (self.clone(), candidate.clone());
         Seat {
             network: self.network.clone(),
-            host: self.host.clone(),
+            host: Arc::new(ForAll(self.clone())),
             drives: self.host.clone(),
             paths: self.host.paths(),
             drive_settings: self.host.settings(),
@@ -243,7 +254,10 @@ async fn begin(member: &Arc<Member>, address: &EngineAddress) -> Arc<Candidate> 
         let connected = async {
             let engine = Engine::connect(&member.env, &member.dir, address).await?;
             let ledgers = MetaDirs::load(&member.env, &member.dir, &member.meta_dirs, StaleCopies::Refuse)?;
-            anyhow::Ok(ledgers.with_engine(engine, &member.runtime))
+            // After a move, nobody else has what the stores of this node have.
+            let is_alone = is_unfinished(&member.env, &member.dir);
+            let whole = if is_alone { WholeLog::No } else { WholeLog::Yes };
+            anyhow::Ok(ledgers.with_engine(engine, &member.runtime, whole))
         };
         match connected.await {
             Ok(ledgers) => return Candidate::new(ledgers),

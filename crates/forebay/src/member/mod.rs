@@ -11,6 +11,7 @@ mod owner;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -55,8 +56,9 @@ const RENEW_PAUSE: Duration = Duration::from_secs(60);
 const GATE_PAUSE: Duration = Duration::from_secs(5);
 /// Drives among which memory is divided, at least.
 const DRIVES_MIN: usize = 2;
-/// How long a stop waits for what is to be noted in the ledgers.
-const LEDGERS_PATIENCE: Duration = Duration::from_secs(5);
+/// How long a stop waits for what is to be noted in the ledgers, and how long while their logs do not answer.
+const LEDGERS_PATIENCE: Duration = Duration::from_secs(9);
+const VAIN_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Refuses options of `start` that are for the node with the metadata.
 fn refuse_foreign(membership: &Membership, options: &StartOptions) -> Result<()> {
@@ -122,6 +124,12 @@ pub(crate) struct Member {
     offers: watch::Sender<Services>,
     /// The engine that has the logs of the ledgers, so that this node may come to own them. It may come later.
     engine: Mutex<Option<EngineAddress>>,
+    /// Held while a member of an engine is made here.
+    making_engine: tokio::sync::Mutex<()>,
+    /// Its process is looked after.
+    keeps_engine: AtomicBool,
+    /// This node follows the ledgers.
+    stands: AtomicBool,
     /// The certificate is to be renewed now.
     renewal: Notify,
     /// Where their local stores are.
@@ -202,6 +210,9 @@ impl Member {
             role: Mutex::default(),
             offers: watch::Sender::new(Services::default()),
             engine: Mutex::new(engine),
+            making_engine: tokio::sync::Mutex::default(),
+            keeps_engine: AtomicBool::new(false),
+            stands: AtomicBool::new(false),
             renewal: Notify::new(),
             meta_dirs: options.meta_dirs.clone(),
             candidate: Mutex::default(),
@@ -243,6 +254,7 @@ impl Member {
             self.runtime.spawn(renew(self.clone())),
         ];
         lock(&self.tasks).extend(tasks);
+        self.keep_engine();
         let engine = lock(&self.engine).clone();
         if let Some(address) = engine {
             self.stand(address);
@@ -257,19 +269,30 @@ impl Member {
         self.write_node_file()
     }
 
-    /// Follows the ledgers, whose logs are in an engine, and owns them if need be.
+    /// Starts this node's member of an engine now, and again whenever it has ended: also before this node knows that the logs are
+    /// there. Others may wait for it to tell.
+    fn keep_engine(&self) {
+        let own = self.engine_here();
+        if !own.exists() || self.keeps_engine.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        if let Err(error) = own.start() {
+            tracing::error!(error = %format!("{error:#}"), "the member of etcd does not run");
+        }
+        lock(&self.tasks).push(self.runtime.spawn(own.keep_running()));
+    }
+
+    /// Follows the ledgers, whose logs are in an engine, and owns them if need be. Once.
     fn stand(self: &Arc<Self>, address: EngineAddress) {
         let member = self.clone();
         if address.is_own() {
-            let own = self.engine_here();
-            if !own.exists() {
-                // Another node may own the ledgers, and this one does not reach the engine.
+            // Without a member, this node does not reach the engine, and others own the ledgers.
+            if !self.engine_here().exists() {
                 return;
             }
-            if let Err(error) = own.start() {
-                tracing::error!(error = %format!("{error:#}"), "the member of etcd does not run");
-            }
-            lock(&self.tasks).push(self.runtime.spawn(own.keep_running()));
+        }
+        if self.stands.swap(true, Ordering::Relaxed) {
+            return;
         }
         let standing = self.runtime.spawn(async move {
             candidate::run(member.clone(), address).await;
@@ -289,15 +312,34 @@ impl Member {
         }
         let address: EngineAddress = log.parse()?;
         self.identity.keep_authority(authority_key)?;
-        let membership = {
-            let mut membership = lock(&self.membership);
-            membership.log = Some(log);
-            membership.clone()
-        };
-        self.identity.keep_membership(&membership)?;
+        self.change_membership(|membership| membership.log = Some(log))?;
         tracing::warn!(engine = %address, "the logs of the ledgers have moved to an engine");
         *lock(&self.engine) = Some(address.clone());
         self.stand(address);
+        Ok(())
+    }
+
+    /// Takes note of other members of the engine.
+    fn follow_engine(&self, log: &str) -> Result<()> {
+        let known = lock(&self.engine).clone();
+        let Some(known) = known.filter(|known| known.is_own() && known.to_string() != log) else {
+            return Ok(());
+        };
+        let next = known.moved_to(log.parse()?)?;
+        self.change_membership(|membership| membership.log = Some(next.to_string()))?;
+        tracing::warn!(engine = %next, "the engine has other members");
+        *lock(&self.engine) = Some(next.clone());
+        let candidate = lock(&self.candidate).clone();
+        candidate.map_or(Ok(()), |candidate| candidate.follow_engine(self, &next))
+    }
+
+    /// Changes the place of this node in its cluster, and keeps that.
+    fn change_membership(&self, change: impl FnOnce(&mut Membership)) -> Result<()> {
+        let mut membership = lock(&self.membership);
+        let mut next = membership.clone();
+        change(&mut next);
+        self.identity.keep_membership(&next)?;
+        *membership = next;
         Ok(())
     }
 
@@ -370,16 +412,11 @@ impl Member {
         let view = follower.view()?;
         let cluster = Arc::new(Cluster::of(&view)?);
         let nodes = addresses_of(&cluster);
-        let kept = {
-            let mut membership = lock(&self.membership);
-            let is_news = membership.nodes != nodes;
-            membership.nodes.clone_from(&nodes);
-            is_news.then(|| membership.clone())
-        };
-        if let Some(membership) = kept {
+        if lock(&self.membership).nodes != nodes {
             self.network.set_nodes(&nodes, &self.runtime);
-            self.identity.keep_membership(&membership)?;
+            self.change_membership(|membership| membership.nodes.clone_from(&nodes))?;
         }
+        self.follow_engine(&cluster.record.log)?;
         let here = self.network.here();
         let drives: BTreeMap<DriveId, DriveRecord> = cluster
             .drives
@@ -422,10 +459,14 @@ impl Member {
         let mut result = gate.and(unmounted);
         let role = lock(&self.role).take();
         if let Some(role) = role {
-            match tokio::time::timeout(LEDGERS_PATIENCE, role.stop(mounts)).await {
+            let patience = if role.holds() { LEDGERS_PATIENCE } else { VAIN_PATIENCE };
+            match tokio::time::timeout(patience, role.stop(mounts)).await {
                 Ok(stopped) => result = result.and(stopped),
                 // What their clients on this node wrote is written out, or is known not to be.
-                Err(_) => tracing::warn!("the ledgers end as in a crash: their logs do not answer"),
+                Err(_) => {
+                    tracing::warn!("the ledgers end as in a crash: their logs do not answer");
+                    let _ = tokio::time::timeout(VAIN_PATIENCE, role.give_back()).await;
+                }
             }
         }
         if let Some(candidate) = lock(&self.candidate).take() {
@@ -498,7 +539,10 @@ async fn renew(member: Arc<Member>) {
             }
             Err(error) => {
                 tracing::debug!(error = %format!("{error:#}"), "the certificate is not renewed yet");
-                tokio::time::sleep(RENEW_PAUSE).await;
+                tokio::select! {
+                    () = tokio::time::sleep(RENEW_PAUSE) => {}
+                    () = member.renewal.notified() => tokio::time::sleep(ASK_PAUSE).await,
+                }
             }
         }
     }

@@ -167,21 +167,48 @@ impl ClusterService for ForAll {
 impl HostService for ForAll {
     fn ask(&self, request: HostRequest) -> BoxFuture<'_, Result<HostReply, Declined>> {
         Box::pin(async move {
-            let HostRequest::StartEngine(seat) = request else { return self.0.host.ask(request).await };
-            let started = self.0.start_engine(seat).await;
-            started.map(|()| HostReply::Done).map_err(|error| Declined(format!("{error:#}")))
+            let answer = match request {
+                HostRequest::StartEngine(seat) => self.0.start_engine(seat).await.map(|()| HostReply::Done),
+                HostRequest::EndEngine { number } => {
+                    self.0.end_engine(number).await.map(|()| HostReply::Done)
+                }
+                HostRequest::Engine => self.0.engine_here().condition().map(HostReply::Engine),
+                request => return self.0.host.ask(request).await,
+            };
+            answer.map_err(|error| Declined(format!("{error:#}")))
         })
     }
 }
 
 impl Member {
-    /// Runs a member of an engine to which the logs of the ledgers are about to move.
-    async fn start_engine(&self, seat: EngineSeat) -> Result<()> {
-        if lock(&self.engine).is_some() {
-            bail!("the logs of this cluster are in an engine already");
+    /// Runs a member of an engine: of one to which the logs of the ledgers are about to move, or of the one that has them.
+    async fn start_engine(self: &Arc<Self>, seat: EngineSeat) -> Result<()> {
+        let _one_at_a_time = self.making_engine.lock().await;
+        let engine = lock(&self.engine).clone();
+        match &engine {
+            Some(engine) if !(seat.joins && engine.is_own()) => {
+                bail!("the logs of this cluster are in an engine already")
+            }
+            None if seat.joins => bail!("this node does not know yet that the logs are in an engine"),
+            _ => {}
         }
         let (own, listen) = (self.engine_here(), lock(&self.membership).listen.ip());
-        tokio::task::spawn_blocking(move || own.begin(listen, &seat)).await?
+        tokio::task::spawn_blocking(move || own.begin(listen, &seat)).await??;
+        self.keep_engine();
+        if let Some(address) = engine {
+            self.stand(address);
+        }
+        Ok(())
+    }
+
+    /// Ends the member of an attempt to move the logs, which has failed.
+    async fn end_engine(&self, number: u64) -> Result<()> {
+        let _one_at_a_time = self.making_engine.lock().await;
+        if lock(&self.engine).is_some() {
+            bail!("the logs of this cluster are in an engine");
+        }
+        let own = self.engine_here();
+        tokio::task::spawn_blocking(move || own.undo(number)).await?
     }
 }
 

@@ -11,7 +11,7 @@ use base::{DriveId, NodeId};
 use control::DriveRecord;
 use futures_util::future::join_all;
 use layout::DriveState;
-use wire::cluster::{EngineSeat, HostReply, HostRequest, HostService, HostedDrive};
+use wire::cluster::{EngineCondition, EngineSeat, HostReply, HostRequest, HostService, HostedDrive};
 use wire::drive::{DriveHealth, DriveService};
 use wire::link::{Peer, RemoteDrive, RemoteHost};
 
@@ -166,6 +166,23 @@ impl Node {
         Ok(())
     }
 
+    /// Lets another node end the member of an attempt that has failed.
+    pub(super) async fn end_engine_at(&self, node: NodeId, number: u64) -> Result<()> {
+        self.host(node)?.ask(HostRequest::EndEngine { number }).await?;
+        Ok(())
+    }
+
+    /// The condition of a node's member of the engine.
+    pub(super) async fn engine_at(&self, node: NodeId) -> Result<EngineCondition> {
+        if !self.is_reached(node) {
+            bail!("node {node} is not reached");
+        }
+        match self.host(node)?.ask(HostRequest::Engine).await? {
+            HostReply::Engine(condition) => Ok(condition),
+            _ => bail!("node {node} gave another answer"),
+        }
+    }
+
     /// A drive of a host, once its state is known.
     async fn drive_of(&self, node: NodeId, id: DriveId) -> Result<Arc<dyn DriveService>> {
         if node == self.here()
@@ -212,7 +229,7 @@ impl Node {
     async fn hosted(&self, node: NodeId, drive: DriveId) -> Result<Option<HostedDrive>> {
         match self.host(node)?.ask(HostRequest::Drives).await? {
             HostReply::Drives(drives) => Ok(drives.into_iter().find(|hosted| hosted.drive == drive)),
-            HostReply::Done | HostReply::Formatted { .. } => bail!("node {node} gave another answer"),
+            _ => bail!("node {node} gave another answer"),
         }
     }
 

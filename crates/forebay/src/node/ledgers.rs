@@ -55,6 +55,7 @@ pub(crate) struct MetaDirs {
 struct EngineLogs {
     engine: Engine,
     runtime: Handle,
+    whole: WholeLog,
     open: Arc<Mutex<BTreeMap<LedgerId, LedgerFiles>>>,
 }
 
@@ -118,14 +119,15 @@ impl MetaDirs {
         Ok(())
     }
 
-    /// The directories of a node of which an engine has the logs. Its requests run on the runtime.
-    pub(crate) fn with_engine(mut self, engine: Engine, runtime: &Handle) -> Self {
-        self.engine = Some(EngineLogs { engine, runtime: runtime.clone(), open: Arc::default() });
+    /// The directories of a node of which an engine has the logs. Its requests run on the runtime. `whole` says whether a damaged
+    /// store gets everything from the log, or a copy from the owner.
+    pub(crate) fn with_engine(mut self, engine: Engine, runtime: &Handle, whole: WholeLog) -> Self {
+        self.engine = Some(EngineLogs { engine, runtime: runtime.clone(), whole, open: Arc::default() });
         self
     }
 
     /// The engine that has the logs.
-    pub(super) fn engine(&self) -> Option<&Engine> {
+    pub(crate) fn engine(&self) -> Option<&Engine> {
         self.engine.as_ref().map(|logs| &logs.engine)
     }
 
@@ -217,8 +219,8 @@ impl MetaDirs {
         let log = logs.runtime.block_on(logs.engine.log(ledger))?;
         let stores: Vec<PathBuf> =
             self.ledger_dirs(ledger).iter().take(STORES_MAX).map(|dir| dir.join("state.redb")).collect();
-        // A damaged store gets everything from the log, or a copy from the owner.
-        let state = MirroredState::open(&self.env, &stores, cache_bytes, log.first(), WholeLog::Yes)?;
+        let state = MirroredState::open(&self.env, &stores, cache_bytes, log.first(), logs.whole);
+        let state = state.with_context(|| format!("opening the local store of ledger {ledger}"))?;
         let state = Arc::new(state);
         let keeper = Arc::new(state.keep());
         let files = LedgerFiles { log, copies: None, state, _keeper: keeper };

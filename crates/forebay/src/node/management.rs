@@ -25,7 +25,6 @@ use super::filesystems::{FilesystemEntry, FilesystemParts};
 use super::history::Knowledge;
 use super::limits::{check_limits, limit};
 use super::memory::resident_bytes;
-use super::moving::engine_problem;
 use super::problems::problems;
 use super::tiers::entry_of;
 use super::{Node, NodeDir, NodeFile, State};
@@ -83,7 +82,7 @@ impl Node {
         drop(state);
         let audit = self.audit_info();
         let access = access_problems(&audit, self.unreadable_keys()?);
-        problems.extend(engine_problem(&log.members).into_iter().chain(access));
+        problems.extend(self.engine_problems(&log).chain(access));
         let (stuck, stacks) = stuck_problems();
         problems.extend(stuck);
         let upkeep = self.upkeep_info();

@@ -5,6 +5,7 @@ mod damage;
 mod drives;
 mod elsewhere;
 mod endpoint;
+mod engine_members;
 mod events;
 mod filesystem_groups;
 mod filesystems;
@@ -56,7 +57,6 @@ use tokio::task::JoinHandle;
 use upkeep::{Pace, ScrubTargets, Scrubber};
 use wire::meta::MetaService;
 
-
 use events::{Watch, next_event};
 use filesystems::{FilesystemEntry, OwnerPlace};
 use history::{note_drives, readable, services, tell_drives};
@@ -75,7 +75,7 @@ pub(crate) use local_mounts::{LocalMounts, MountPlace};
 pub(crate) use management::read_node_file;
 pub(crate) use memory::{MemoryPlan, budget as memory_budget};
 pub(crate) use monitor::{REOPEN_NS, REOPEN_NS_MAX};
-pub(crate) use moving::{OWN_ENGINE, replica_of_node};
+pub(crate) use moving::{OWN_ENGINE, is_unfinished, replica_of_node};
 pub(crate) use network::{DATA_CONNECTIONS, Network, PORT, addresses_of};
 pub(crate) use node_file::{Addresses, NodeFile};
 pub(crate) use paths::NodeDir;
@@ -146,6 +146,10 @@ pub(crate) struct Node {
     stop_serving: watch::Sender<bool>,
     /// Whether the logs of the ledgers are to move to an engine.
     moves: watch::Sender<bool>,
+    /// Held by the one that prepares that.
+    move_lock: Mutex<()>,
+    /// What is wrong with the members of an engine of our own.
+    engine_problem: std::sync::Mutex<Option<String>>,
     /// The thread of the management socket. It ends with its last connection; the process does not wait for it.
     serving: std::sync::Mutex<Option<std::thread::JoinHandle<()>>>,
     /// The last answer to `status`, with its time: the fallback when no new one comes.
@@ -229,6 +233,8 @@ impl Node {
             fsck: std::sync::Mutex::default(),
             stop_serving: watch::Sender::new(false),
             moves: watch::Sender::new(false),
+            move_lock: Mutex::default(),
+            engine_problem: std::sync::Mutex::default(),
             serving: std::sync::Mutex::default(),
             last_status: std::sync::Mutex::default(),
             s3: std::sync::Mutex::default(),
@@ -319,9 +325,10 @@ impl Node {
         let audit = self.audit.clone();
         let stopped = tokio::task::spawn_blocking(move || audit.stop()).await;
         result = result.and(stopped.context("ending the audit log"));
-        for path in
-            [self.dir.node_json(), self.dir.run().join("admin.sock"), self.dir.run().join(CLIENTS_SOCKET)]
-        {
+        // While it moves the logs, `stop` finds the process by this.
+        let node_json = (!*self.moves.borrow()).then(|| self.dir.node_json());
+        let sockets = [self.dir.run().join("admin.sock"), self.dir.run().join(CLIENTS_SOCKET)];
+        for path in sockets.into_iter().chain(node_json) {
             if self.env.files.exists(&path) {
                 result = result.and(self.env.files.remove_file(&path).context("removing the runtime files"));
             }

@@ -4,7 +4,6 @@
 //! an engine. That file decides: before it is there, the next start goes on with the files, and another try of the move replaces what
 //! this one has left in the engine.
 
-use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -12,35 +11,29 @@ use admin::{AdminError, EngineMemberInfo, LedgerLog, LogControl, LogInfo, LogMov
 use anyhow::{Context, Result, bail};
 use base::env::Env;
 use base::{Epoch, LedgerId, NodeId, Seq};
+use client::Client;
 use control::{CONTROL_LEDGER, Cluster};
-use futures_util::future::join_all;
 use meta::owner::StandbyStat;
 use meta::state::State as _;
 use serde::{Deserialize, Serialize};
 use wire::BoxFuture;
-use wire::cluster::{EngineMember, EngineSeat, NodeAddresses};
 
 use super::ledgers::{LedgerFiles, MetaDirs};
 use super::management::failed;
 use super::network::addresses_of;
 use super::{Mounts, Node, NodeDir, State};
-use crate::engine::{Engine, EngineAddress, Supervised, new_authority};
+use crate::engine::{Engine, EngineAddress};
 use crate::identity::{IdentityFiles, Membership, OWNER};
 
 /// How long the node may take to stop.
 const STOP_PATIENCE: Duration = Duration::from_secs(25);
+/// How long mounts in the node's process may write out before.
+const SYNC_PATIENCE: Duration = Duration::from_secs(60);
 /// How long the engine may take.
 const ENGINE_PATIENCE: Duration = Duration::from_secs(30);
 
 /// The engine that Forebay runs itself, as `log move` takes it.
 pub(crate) const OWN_ENGINE: &str = "etcd";
-/// The number of its members.
-const ENGINE_MEMBERS: usize = 3;
-/// The ports of a member: so far above that of its node.
-const CLIENT_PORT: u16 = 1;
-const PEER_PORT: u16 = 2;
-/// Pause between two attempts to reach it.
-const ENGINE_LOOK: Duration = Duration::from_millis(300);
 
 /// `log-move.json`: the last move that began here.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -48,8 +41,11 @@ const ENGINE_LOOK: Duration = Duration::from_millis(300);
 pub(super) struct MoveRecord {
     /// The engine.
     to: String,
-    /// A random number, which the engine has too: by it another try of the same move knows its own.
+    /// A random number, which the engine has too: by it another try knows what an earlier one has left there.
     number: u64,
+    /// Counts the tries.
+    #[serde(default)]
+    tries: u32,
     /// Why it failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     problem: Option<String>,
@@ -107,37 +103,6 @@ impl Moving {
     }
 }
 
-/// What is wrong with an engine.
-pub(super) fn engine_problem(members: &[EngineMemberInfo]) -> Option<String> {
-    let away: Vec<&str> =
-        members.iter().filter(|member| !member.answers).map(|member| member.address.as_str()).collect();
-    let spare = (members.len().saturating_sub(1) / 2).saturating_sub(away.len());
-    (!away.is_empty()).then(|| {
-        format!(
-            "{} of {} members of the etcd with the metadata do not answer: {}; without {} more, everything waits",
-            away.len(),
-            members.len(),
-            away.join(", "),
-            spare + 1
-        )
-    })
-}
-
-/// The member of the engine on a node.
-fn engine_member(node: &NodeAddresses) -> Result<EngineMember> {
-    let address = node.addresses.first();
-    let address = address.with_context(|| format!("node {} has no address", node.node))?;
-    let (host, port) = address.rsplit_once(':').context("an address has no port")?;
-    let port: u16 = port.parse()?;
-    let above = |by: u16| port.checked_add(by).with_context(|| format!("there is no port above {address}"));
-    Ok(EngineMember {
-        name: format!("node-{}", node.node),
-        host: host.trim_matches(['[', ']']).to_owned(),
-        client_port: above(CLIENT_PORT)?,
-        peer_port: above(PEER_PORT)?,
-    })
-}
-
 fn ledger_log(name: &str, last: Seq, standbys: Vec<StandbyStat>) -> LedgerLog {
     let standby = |stat: StandbyStat| StandbyInfo {
         node: node_of_replica(stat.replica).0,
@@ -158,9 +123,9 @@ impl Node {
     /// Where the logs are, and the nodes that follow them.
     pub(super) fn log_info(&self, state: &State, members: Vec<EngineMemberInfo>) -> LogInfo {
         let engine = state.meta_dirs.engine().map(|engine| engine.address().to_string());
-        let problem = match &engine {
+        let tried = match &engine {
             Some(_) => None,
-            None => MoveRecord::load(&self.env, &self.dir).ok().flatten().and_then(|record| record.problem),
+            None => MoveRecord::load(&self.env, &self.dir).ok().flatten(),
         };
         let control = ledger_log("cluster", self.control.seq().unwrap_or_default(), self.control.standbys());
         let filesystems = state.filesystems.values().map(|entry| {
@@ -171,23 +136,22 @@ impl Node {
             at: engine.unwrap_or_else(|| "files".to_owned()),
             owner: self.here().0,
             members,
-            problem,
+            tries: tried.as_ref().map_or(0, |record| record.tries),
+            moves: *self.moves.borrow(),
+            problem: tried.and_then(|record| record.problem),
             ledgers: std::iter::once(control).chain(filesystems).collect(),
         }
     }
 
-    /// The members of the engine that has the logs, and whether they answer.
-    pub(super) async fn engine_members(&self) -> Vec<EngineMemberInfo> {
-        let engine = self.state.lock().await.meta_dirs.engine().cloned();
-        match engine {
-            Some(engine) => engine.members().await,
-            None => Vec::new(),
-        }
-    }
-
     /// Checks what can be checked while the node serves, and lets its process do the rest: it stops for that, and begins anew.
-    pub(super) async fn begin_move(&self, LogMove { to, remount }: LogMove) -> Result<(), AdminError> {
+    async fn begin_move(&self, LogMove { to, remount }: LogMove) -> Result<(), AdminError> {
         let conflict = |text: String| Err(AdminError::conflict(text));
+        let Ok(_alone) = self.move_lock.try_lock() else {
+            return conflict("another move of the logs is under way".to_owned());
+        };
+        if *self.moves.borrow() {
+            return conflict("the logs move already".to_owned());
+        }
         if self.seat.is_some() {
             let at = self.state.lock().await.meta_dirs.engine().map(|engine| engine.address().to_string());
             return conflict(format!("the logs are in an engine already: {}", at.unwrap_or_default()));
@@ -203,18 +167,21 @@ impl Node {
                  (forebay stop {dir}; forebay start {dir} --address ADDRESS)"
             ));
         };
+        let known = MoveRecord::load(&self.env, &self.dir).map_err(failed)?;
+        let number = known.as_ref().map_or_else(|| self.env.random.next_u64(), |record| record.number);
         if let Some(given) = given.clone()
-            && let Err(error) = Engine::connect(&self.env, &self.dir, &given.of_cluster(self.cluster)).await
+            && let Err(error) = self.check_engine(&given.of_cluster(self.cluster), number).await
         {
             return conflict(format!("{error:#}"));
         }
-        let in_process: Vec<String> = {
+        let (in_process, written): (Vec<String>, Vec<Client>) = {
             let state = self.state.lock().await;
             if let Err(error) = self.all_ledgers(&state) {
                 return conflict(format!("{error:#}"));
             }
             let here = state.filesystems.values().filter(|entry| entry.mount_process().is_none());
-            here.filter_map(|entry| entry.mount_path()).map(|path| path.display().to_string()).collect()
+            let mounted = here.filter_map(|entry| Some((entry.mount_path()?, entry)));
+            mounted.map(|(path, entry)| (path.display().to_string(), entry.client.clone())).unzip()
         };
         if !in_process.is_empty() && !remount {
             return conflict(format!(
@@ -227,61 +194,30 @@ impl Node {
             Some(given) => given.of_cluster(self.cluster),
             None => self.make_engine(listen.ip()).await?,
         };
-        let record = MoveRecord::load(&self.env, &self.dir).map_err(failed)?;
-        let known = record.filter(|record| record.to == address.to_string());
-        let number = known.map_or_else(|| self.env.random.next_u64(), |record| record.number);
-        let record = MoveRecord { to: address.to_string(), number, problem: None };
+        // What is left to write then fits into the time of a stop.
+        for client in written {
+            let synced = tokio::time::timeout(SYNC_PATIENCE, client.sync()).await;
+            if !matches!(synced, Ok(Ok(()))) {
+                return conflict(
+                    "what is written at this node does not become durable: see `forebay status`".to_owned(),
+                );
+            }
+        }
+        let tries = known.map_or(0, |record| record.tries) + 1;
+        let record = MoveRecord { to: address.to_string(), number, tries, problem: None };
         record.save(&self.env, &self.dir).map_err(failed)?;
         tracing::warn!(to = %address, "the logs of the ledgers move");
         self.moves.send_replace(true);
         Ok(())
     }
 
-    /// Lets the first nodes run an engine, and waits until it works. If it does not, another try begins it anew.
-    async fn make_engine(&self, listen: IpAddr) -> Result<EngineAddress, AdminError> {
-        let nodes: Vec<NodeAddresses> = {
-            let state = self.state.lock().await;
-            addresses_of(&state.cluster).into_iter().take(ENGINE_MEMBERS).collect()
-        };
-        if nodes.len() < ENGINE_MEMBERS || nodes[0].node != self.here() {
-            return Err(AdminError::conflict(format!(
-                "an engine needs {ENGINE_MEMBERS} nodes, so that it goes on without one of them, and there are {}: let more join                  (forebay token create), or give an etcd of yours (etcd://HOST:PORT,…)",
-                nodes.len()
-            )));
+    /// Fails if the engine has no majority, or something else is there.
+    async fn check_engine(&self, address: &EngineAddress, number: u64) -> Result<()> {
+        let engine = Engine::connect(&self.env, &self.dir, address).await?;
+        if !engine.is_free(number).await? {
+            bail!("{}", taken(address));
         }
-        let made = async {
-            let members = nodes.iter().map(engine_member).collect::<Result<Vec<_>>>()?;
-            let (authority, authority_key) = new_authority(self.cluster, self.env.clock.wall_ns())?;
-            let number = self.env.random.next_u64();
-            let seat = &|index: usize| EngineSeat {
-                number,
-                name: members[index].name.clone(),
-                members: members.clone(),
-                authority: authority.clone(),
-                authority_key: authority_key.clone(),
-            };
-            let (own, here) = (Supervised::new(&self.env, &self.dir), seat(0));
-            tokio::task::spawn_blocking(move || own.begin(listen, &here)).await??;
-            let others = nodes.iter().enumerate().skip(1).map(|(index, node)| async move {
-                let started = self.start_engine_at(node.node, seat(index)).await;
-                started.with_context(|| format!("node {} cannot run a member of etcd", node.node))
-            });
-            for started in join_all(others).await {
-                started?;
-            }
-            let address = EngineAddress::own(&members, self.cluster)?;
-            let works = async {
-                while let Err(error) = Engine::connect(&self.env, &self.dir, &address).await {
-                    tracing::debug!(error = %format!("{error:#}"), "the new engine does not work yet");
-                    tokio::time::sleep(ENGINE_LOOK).await;
-                }
-            };
-            let works = tokio::time::timeout(ENGINE_PATIENCE, works).await;
-            works
-                .context("the members of etcd do not find each other; see DIR/log/etcd.log on their nodes")?;
-            anyhow::Ok(address)
-        };
-        made.await.map_err(|error| AdminError::conflict(format!("no engine could be made: {error:#}")))
+        Ok(())
     }
 
     /// Waits until the logs are to move.
@@ -313,7 +249,7 @@ impl Node {
         };
         let stopped = tokio::time::timeout(STOP_PATIENCE, self.stop(Mounts::Keep)).await;
         stopped.context("stopping took too long")?.context("stopping")?;
-        // An order may have been under way.
+        // An order may have been under way. From now on the control ledger takes nothing more.
         for record in Cluster::of(&self.control.view()?)?.filesystems.values() {
             if !all.iter().any(|moving| moving.ledger == record.ledger) {
                 bail!("filesystem {} was made in the meantime", record.name);
@@ -352,23 +288,39 @@ impl Node {
     async fn write_ends(&self, record: &MoveRecord, all: &[Moving]) -> Result<()> {
         let address = record.to.parse()?;
         let engine = Engine::connect(&self.env, &self.dir, &address).await?;
-        let taken = || {
-            format!(
-                "another cluster has its logs there: prefix={}; choose another one (?prefix=NAME)",
-                address.prefix()
-            )
-        };
         if !engine.claim(record.number).await? {
-            bail!(taken());
+            bail!(taken(&address));
         }
         for moving in all {
-            let end = moving.end().await?;
-            if !engine.begin(record.number, moving.ledger, end).await? {
-                bail!(taken());
+            if !engine.begin(record.number, moving.ledger, moving.end().await?).await? {
+                bail!(taken(&address));
+            }
+        }
+        // A claim that was sent twice may have been executed late, and have removed some of this; now that the control ledger has
+        // begun, none can.
+        for moving in all {
+            let (end, fence) = (moving.end().await?, engine.log(moving.ledger).await?.fence().await?);
+            if (fence.epoch, fence.tail) != end {
+                bail!("the engine does not have the end of the log of ledger {}: try again", moving.ledger);
             }
         }
         Ok(())
     }
+}
+
+/// Why logs cannot move to an engine in which there is something.
+fn taken(address: &EngineAddress) -> String {
+    format!(
+        "there are logs already, of another cluster or of an earlier try: prefix={}; choose another one (?prefix=NAME), or \
+         remove the keys if nothing uses them (etcdctl del --prefix {})",
+        address.prefix(),
+        address.prefix()
+    )
+}
+
+/// Whether the logs have moved, and this node has not owned the ledgers since: then it alone has what is before them.
+pub(crate) fn is_unfinished(env: &Env, dir: &NodeDir) -> bool {
+    env.files.exists(&path(dir))
 }
 
 /// Removes the logs in files after they have moved, and the record of that: the engine has had an owner since.
@@ -388,39 +340,4 @@ pub(super) fn forget_files(env: &Env, dir: &NodeDir, meta_dirs: &MetaDirs) -> Re
         }
     }
     remove(&path)
-}
-
-#[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_member_is_above_its_node() {
-        let member = |address: &str| {
-            let (node, addresses) = (NodeId(2), vec![address.to_owned()]);
-            engine_member(&NodeAddresses { node, addresses })
-                .map(|it| (it.name, it.host, it.client_port, it.peer_port))
-        };
-        let is = |host: &str, client, peer| ("node-2".to_owned(), host.to_owned(), client, peer);
-        assert_eq!(member("10.0.0.1:7740").unwrap(), is("10.0.0.1", 7741, 7742));
-        assert_eq!(member("[fd00::1]:80").unwrap(), is("fd00::1", 81, 82));
-        assert!(member("a:65534").is_err() && member("a").is_err());
-    }
-
-    #[test]
-    fn a_member_that_is_away_is_a_problem_and_says_how_many_more_may_be() {
-        let members = |answers: &[bool]| -> Vec<EngineMemberInfo> {
-            let numbered = answers.iter().enumerate();
-            numbered
-                .map(|(at, answers)| EngineMemberInfo { address: format!("m{at}"), answers: *answers })
-                .collect()
-        };
-        assert_eq!(engine_problem(&members(&[true; 3])), None);
-        assert_eq!(engine_problem(&[]), None);
-        let one = engine_problem(&members(&[true, false, true])).unwrap();
-        assert!(one.starts_with("1 of 3 ") && one.contains("m1; without 1 more, everything waits"), "{one}");
-        let of_five = engine_problem(&members(&[true, false, true, true, true])).unwrap();
-        assert!(of_five.contains("without 2 more"), "{of_five}");
-    }
 }

@@ -11,6 +11,7 @@ use base::{Epoch, LedgerId, Seq};
 use control::{CONTROL_LEDGER, Cluster, Control, Plan};
 use meta::history::Evidence;
 use meta::log::{StaleCopies, Vacancy};
+use meta::state::WholeLog;
 use s3::AuditLog;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -126,7 +127,6 @@ impl Node {
     ) -> Result<Arc<Self>> {
         control.begin(&env, &Evidence::default()).await?;
         note_engine(&control, &seat.ledgers).await?;
-        moving::forget_files(&env, &dir, &seat.ledgers)?;
         let cluster = Cluster::of(&control.view()?)?;
         let others = Others::of_machine(&env, &dir, &control, &seat)?;
         let (accounts, map) = (open_accounts(&env, &dir, &control).await?, cluster.map());
@@ -154,6 +154,8 @@ impl Node {
             place: OwnerPlace { here: seat.network.here(), is_all: false },
         };
         let filesystems = take_filesystems(&parts, &seat, &cluster).await?;
+        // Each log goes on behind what its store has here.
+        moving::forget_files(&env, &dir, &seat.ledgers)?;
         let (id, watch, meta_dirs) = (cluster.record.id, Watch::default(), seat.ledgers.clone());
         Self::assemble(NodeParts {
             local_mounts: LocalMounts::load(&env, &dir, Vec::new())?,
@@ -190,6 +192,7 @@ impl Node {
             self.recheck(&state, &state.cluster.behind());
         }
         self.start_scrub().await;
+        super::engine_members::begin(self);
         let monitor = super::monitor::run(Arc::downgrade(self), self.stop_serving.subscribe());
         *self.monitor.lock().expect("no holder of this lock panics") = Some(self.runtime.spawn(monitor));
         Ok(())
@@ -302,7 +305,7 @@ pub(crate) async fn found(env: &Env, dir: &NodeDir, options: &StartOptions) -> R
         );
     }
     ledgers.forget_attempt()?;
-    let ledgers = ledgers.with_engine(engine, &Handle::current());
+    let ledgers = ledgers.with_engine(engine, &Handle::current(), WholeLog::Yes);
     let (drives, mounts) =
         (LocalDrives::load(env, dir, Vec::new())?, LocalMounts::load(env, dir, Vec::new())?);
     // First what may fail: nothing is in the engine then.

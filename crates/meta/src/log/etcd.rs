@@ -5,6 +5,7 @@
 //! went backwards. The format is in `docs/formats/log.md`.
 
 mod client;
+mod membership;
 mod moving;
 mod proto;
 #[cfg(test)]
@@ -26,6 +27,8 @@ use super::{AppendError, Fence, LedgerLog, LogCaps, LogEntry, LogError, Room, Se
 use client::{CallError, Client, Patience};
 use proto::{CompactionRequest, Compare, KeyValue, RangeRequest, RequestOp, TxnRequest, TxnResponse};
 use values::Keys;
+
+pub use membership::EtcdMember;
 
 /// Largest batch. With its key and the conditions it stays well below etcd's usual limit of 1.5 MiB for a request.
 pub(crate) const ENTRY_BYTES_MAX: usize = (1 << 20) - values::HEADER_BYTES;

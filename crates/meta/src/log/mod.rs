@@ -20,7 +20,7 @@ use std::time::Duration;
 use base::{Epoch, Seq};
 use wire::BoxFuture;
 
-pub use etcd::{Etcd, EtcdLog, EtcdOptions, EtcdTls};
+pub use etcd::{Etcd, EtcdLog, EtcdMember, EtcdOptions, EtcdTls};
 pub use file::{FileLog, LogSizes};
 pub use mem::MemLog;
 pub use mirror::{CopyIo, CopyState, CopyStatus, MirrorOptions, MirroredLog, StaleCopies};

@@ -116,13 +116,18 @@ async fn outlast(log: &dyn LedgerLog, owner: Sealed, vacant: Vacancy) -> Result<
     if (sealed.epoch, sealed.nonce) != (owner.epoch, owner.nonce) {
         return Err(LogError::Fenced(sealed.epoch));
     }
-    if let Some(lease) = log.caps().lease.filter(|_| sealed.alive != vacant.alive) {
-        tracing::info!("the last owner was alive at the seal: waiting for the end of its lease");
-        tokio::time::sleep(lease).await;
+    let Some(lease) = log.caps().lease.filter(|_| sealed.alive != vacant.alive) else { return Ok(()) };
+    tracing::info!("the last owner was alive at the seal: waiting for the end of its lease");
+    for _ in 0..SIGNS {
+        tokio::time::sleep(lease / SIGNS).await;
+        // For others that wait for this one.
+        log.renew(owner).await?;
     }
     Ok(())
 }
 
+/// Signs of life in a lease.
+const SIGNS: u32 = 3;
 /// Bytes of the log that are read at a time.
 const PAGE_BYTES: usize = 32 << 20;
 

@@ -98,14 +98,15 @@ impl Records {
         }
     }
 
-    /// Gives the ledger back: a standby may take it at once. Changes are refused from now on. Does nothing where no other node
-    /// reaches the log. If it fails, standbys wait until the lease has ended.
+    /// Gives the ledger back: a standby may take it at once. Changes are refused from now on; one that is under way ends before
+    /// this returns. If it fails, standbys wait until the lease has ended.
     pub async fn resign(&self) {
-        let Some(ownership) = self.ownership.as_ref().filter(|it| it.tenure.term.is_some()) else { return };
+        let Some(ownership) = self.ownership.as_ref() else { return };
         ownership.end(Standing::Former);
-        // The change that is under way ends before.
         let _end = self.end.lock().await;
-        give_back(&*self.log, self.sealed).await;
+        if ownership.tenure.term.is_some() {
+            give_back(&*self.log, self.sealed).await;
+        }
     }
 
     /// Nodes that follow the ledger and were heard of lately.

@@ -251,18 +251,22 @@ fn an_owner_that_stops_in_order_gives_its_ledger_back() {
 }
 
 #[test]
-fn nobody_resigns_where_no_other_node_reaches_the_log() {
+fn where_no_other_node_reaches_the_log_an_owner_holds_until_it_resigns() {
     on_paused_time(|| async {
         let (log, env) = (MemLog::new(), env());
         let host = Reached::new(&log);
         let one = open(&host, &env).await;
-        one.resign().await;
-        assert!(one.holds());
         put(&one, "a").await.unwrap();
-        assert_eq!(log.fence().await.unwrap().epoch, Epoch(1));
         host.cut.store(true, Ordering::Relaxed);
         while_kept(&one, tokio::time::sleep(10 * LEASE)).await;
         assert!(one.holds());
+        host.cut.store(false, Ordering::Relaxed);
+        one.resign().await;
+        // The end of its log may be noted elsewhere now: nothing comes behind it.
+        let tail = log.fence().await.unwrap().tail;
+        assert!(!one.holds());
+        assert!(put(&one, "b").await.is_err());
+        assert_eq!(log.fence().await.unwrap().tail, tail);
     });
 }
 

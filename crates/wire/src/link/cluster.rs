@@ -81,7 +81,11 @@ impl RemoteHost {
 impl HostService for RemoteHost {
     fn ask(&self, request: HostRequest) -> BoxFuture<'_, Result<HostReply, Declined>> {
         Box::pin(async move {
-            let limit = if request == HostRequest::Drives { PATIENCE } else { WORK };
+            let limit = match &request {
+                HostRequest::Drives | HostRequest::Engine => PATIENCE,
+                HostRequest::StartEngine(_) | HostRequest::EndEngine { .. } => 2 * PATIENCE,
+                HostRequest::Format { .. } | HostRequest::Reopen { .. } | HostRequest::Close { .. } => WORK,
+            };
             ask(&self.peer, &HOST, &request, limit).await
         })
     }

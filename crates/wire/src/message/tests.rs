@@ -391,7 +391,10 @@ fn host_requests() -> Vec<HostRequest> {
             }],
             authority: "own".to_owned(),
             authority_key: "key".to_owned(),
+            joins: true,
         }),
+        HostRequest::EndEngine { number: 300 },
+        HostRequest::Engine,
     ]
 }
 

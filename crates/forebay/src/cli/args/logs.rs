@@ -18,7 +18,7 @@ const MOVE_HELP: &str = "Before: the logs are files of the first node, and every
 nodes of the cluster follow the ledgers, and each can take them over. Metadata stands still for some seconds while
 the first node's process begins anew; mounts in processes of their own wait, and lose nothing.
 
-Nothing has moved if the command fails: the logs stay in files, and it may be given again.
+If a move fails, the logs stay in files, and the command may be given again. `forebay log show` says where they are.
 
 Examples:
   forebay log move /srv/forebay etcd                    # Forebay runs etcd on the first three nodes (Debian: etcd-server)

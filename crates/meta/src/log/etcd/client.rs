@@ -3,8 +3,8 @@
 //! Requests are carried out by the runtime that opened the client: who polls them may have no timer.
 
 use std::io;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
@@ -126,7 +126,7 @@ pub(super) struct Patience {
 
 /// See the module.
 pub(super) struct Client {
-    members: Vec<Member>,
+    members: RwLock<Arc<Vec<Arc<Member>>>>,
     /// The member that answers, as far as is known.
     current: AtomicUsize,
     /// Identity of the cluster, from the first answer on.
@@ -140,19 +140,18 @@ impl Client {
     /// # Errors
     /// `Io` if no member answers or a setting is wrong; `Damaged` if members are of different clusters.
     pub(super) async fn connect(options: &EtcdOptions) -> Result<Self, LogError> {
-        let member = |endpoint: &String| member(endpoint, options.tls.as_ref());
-        let members = options.endpoints.iter().map(member).collect::<io::Result<Vec<_>>>()?;
         let client = Self {
-            members,
+            members: RwLock::default(),
             current: AtomicUsize::new(0),
             cluster_id: OnceLock::new(),
             runtime: Handle::current(),
         };
-        let mut answer = Err(invalid("no endpoint of etcd is set".to_owned()).into());
-        for index in (0..client.members.len()).rev() {
-            match client.attempt(index, StatusRequest {}, CONNECT).await {
+        client.set_members(options)?;
+        let mut answer = Err(invalid("no member of etcd answers".to_owned()).into());
+        for (index, member) in client.members().iter().enumerate().rev() {
+            match client.attempt(member, StatusRequest {}, CONNECT).await {
                 Ok(status) => {
-                    check_version(&client.members[index].endpoint, &status.version)?;
+                    check_version(&member.endpoint, &status.version)?;
                     client.current.store(index, Ordering::Relaxed);
                     answer = Ok(());
                 }
@@ -162,6 +161,25 @@ impl Client {
             }
         }
         answer.map(|()| client)
+    }
+
+    /// Goes to these members from now on. Connections to those that stay are kept.
+    pub(super) fn set_members(&self, options: &EtcdOptions) -> io::Result<()> {
+        if options.endpoints.is_empty() {
+            return Err(invalid("no endpoint of etcd is set".to_owned()));
+        }
+        let known = self.members();
+        let next = |endpoint: &String| match known.iter().find(|known| known.endpoint == *endpoint) {
+            Some(known) => Ok(known.clone()),
+            None => member(endpoint, options.tls.as_ref()).map(Arc::new),
+        };
+        let members = options.endpoints.iter().map(next).collect::<io::Result<Vec<_>>>()?;
+        *self.members.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(members);
+        Ok(())
+    }
+
+    fn members(&self) -> Arc<Vec<Arc<Member>>> {
+        self.members.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Carries `work` out on the client's runtime. It ends when the caller goes away.
@@ -176,10 +194,10 @@ impl Client {
 
     /// Sends a request to one member, once.
     pub(super) async fn once<R: Call>(&self, request: R, limit: Duration) -> Result<R::Answer, CallError> {
-        let index = self.current.load(Ordering::Relaxed);
-        let answer = self.attempt(index, request, limit).await;
+        let (members, index) = (self.members(), self.current.load(Ordering::Relaxed));
+        let answer = self.attempt(&members[index % members.len()], request, limit).await;
         if answer.as_ref().is_err_and(CallError::is_transient) {
-            let next = (index + 1) % self.members.len();
+            let next = (index + 1) % members.len();
             // Others may have gone on already.
             let _ = self.current.compare_exchange(index, next, Ordering::Relaxed, Ordering::Relaxed);
         }
@@ -208,8 +226,9 @@ impl Client {
     /// Asks all members at once. Returns each endpoint, and whether its member answers and knows a leader: one that is cut off
     /// from the others knows none.
     pub(super) async fn look(&self, limit: Duration) -> Vec<(String, bool)> {
-        let asks = self.members.iter().enumerate().map(|(index, member)| async move {
-            let status = self.attempt(index, StatusRequest {}, limit).await;
+        let members = self.members();
+        let asks = members.iter().map(|member| async move {
+            let status = self.attempt(member, StatusRequest {}, limit).await;
             (member.endpoint.clone(), status.is_ok_and(|status| status.leader != 0))
         });
         futures_util::future::join_all(asks).await
@@ -217,11 +236,10 @@ impl Client {
 
     async fn attempt<R: Call>(
         &self,
-        index: usize,
+        Member { endpoint, channel }: &Member,
         request: R,
         limit: Duration,
     ) -> Result<R::Answer, CallError> {
-        let Member { endpoint, channel } = &self.members[index];
         let mut grpc = Grpc::new(channel.clone()).max_decoding_message_size(ANSWER_BYTES_MAX);
         let exchange = async {
             let unready = |error| tonic::Status::from_error(Box::new(error));

@@ -38,6 +38,23 @@ impl Etcd {
         Ok(self.change(TxnRequest { compare: vec![is_ours, is_vacant], success, failure: vec![] }).await?.0)
     }
 
+    /// Whether [`Etcd::claim`] would have the place now. Changes nothing.
+    ///
+    /// # Errors
+    /// If etcd does not answer, or has no majority.
+    pub async fn is_free(&self, number: u64) -> Result<bool, LogError> {
+        let common = Common::new(&self.prefix);
+        let (start, end) = common.all();
+        // A read of the newest state needs the majority.
+        let look = TxnRequest {
+            compare: vec![Compare::none(start, end)],
+            success: vec![],
+            failure: vec![RequestOp::get(common.moved())],
+        };
+        let (is_empty, found) = self.change(look).await?;
+        Ok(is_empty || found.iter().any(|moved| moved.value == encode_moved(number)))
+    }
+
     /// Begins the log of a ledger behind the entry `end`, for nobody: its next owner has the epoch after this one. Only within the
     /// attempt that has claimed the place; returns whether it still has it.
     ///

@@ -174,6 +174,59 @@ pub(super) struct StatusResponse {
     pub(super) leader: u64,
 }
 
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct MemberOfCluster {
+    #[prost(uint64, tag = "1")]
+    pub(super) id: u64,
+    /// Empty until it has begun.
+    #[prost(string, tag = "2")]
+    pub(super) name: String,
+    #[prost(string, repeated, tag = "3")]
+    pub(super) peer_urls: Vec<String>,
+    #[prost(bool, tag = "5")]
+    pub(super) is_learner: bool,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct MemberListRequest {}
+
+/// The answer to all requests about members.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct MembersResponse {
+    #[prost(message, optional, tag = "1")]
+    pub(super) header: Option<Header>,
+    #[prost(message, repeated, tag = "2")]
+    pub(super) members: Vec<MemberOfCluster>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct MemberAddRequest {
+    #[prost(string, repeated, tag = "1")]
+    pub(super) peer_urls: Vec<String>,
+    #[prost(bool, tag = "2")]
+    pub(super) is_learner: bool,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct MemberAddResponse {
+    #[prost(message, optional, tag = "1")]
+    pub(super) header: Option<Header>,
+    #[prost(message, optional, tag = "2")]
+    pub(super) member: Option<MemberOfCluster>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct MemberRemoveRequest {
+    #[prost(uint64, tag = "1")]
+    pub(super) id: u64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct MemberPromoteRequest {
+    #[prost(uint64, tag = "1")]
+    pub(super) id: u64,
+}
+
 /// A request, and where it goes.
 pub(super) trait Call: Message + Clone + 'static {
     type Answer: Message + Default + 'static;
@@ -205,6 +258,42 @@ impl Call for StatusRequest {
     const PATH: &'static str = "/etcdserverpb.Maintenance/Status";
 
     fn header(answer: &StatusResponse) -> Option<&Header> {
+        answer.header.as_ref()
+    }
+}
+
+impl Call for MemberListRequest {
+    type Answer = MembersResponse;
+    const PATH: &'static str = "/etcdserverpb.Cluster/MemberList";
+
+    fn header(answer: &MembersResponse) -> Option<&Header> {
+        answer.header.as_ref()
+    }
+}
+
+impl Call for MemberAddRequest {
+    type Answer = MemberAddResponse;
+    const PATH: &'static str = "/etcdserverpb.Cluster/MemberAdd";
+
+    fn header(answer: &MemberAddResponse) -> Option<&Header> {
+        answer.header.as_ref()
+    }
+}
+
+impl Call for MemberRemoveRequest {
+    type Answer = MembersResponse;
+    const PATH: &'static str = "/etcdserverpb.Cluster/MemberRemove";
+
+    fn header(answer: &MembersResponse) -> Option<&Header> {
+        answer.header.as_ref()
+    }
+}
+
+impl Call for MemberPromoteRequest {
+    type Answer = MembersResponse;
+    const PATH: &'static str = "/etcdserverpb.Cluster/MemberPromote";
+
+    fn header(answer: &MembersResponse) -> Option<&Header> {
         answer.header.as_ref()
     }
 }
