@@ -45,7 +45,7 @@ TOOLS=("pjdfstest 0.2.2" "fsx 0.3.2")
 LONG_TOOLS=("s3s-e2e 0.14.1")
 TIER_TOOLS=("garage 2.5.0")
 # S3 clients, in virtual environments.
-CLIENTS=("boto3==1.43.11" "awscli==1.45.11")
+CLIENTS=("boto3==1.43.11" "awscli==1.45.11" "prometheus_client==0.26.0")
 LONG_CLIENTS=("pyarrow" "pandas" "s3fs" "deltalake")
 TOOLS_DIR="$HOME/.cache/forebay/tools"
 

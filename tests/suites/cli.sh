@@ -639,5 +639,85 @@ no_s3_is_remembered() {
     "$FOREBAY" stop "$WORK/port-one"
 }
 check "--no-s3 is remembered until a start with --s3" no_s3_is_remembered
+PYTHON=$HOME/.cache/forebay/venv/bin/python
+# Metrics, as the parser of Prometheus' own library reads them.
+parse_metrics() {
+    "$PYTHON" -c '
+import sys
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+found = {}
+for family in text_string_to_metric_families(sys.stdin.read()):
+    assert family.documentation, family.name
+    for sample in family.samples:
+        found[sample.name, tuple(sorted(sample.labels.items()))] = sample.value
+names = {name for name, _ in found}
+assert found["forebay_healthy", ()] == 1, found
+assert found["forebay_filesystem_serving", (("filesystem", "main"),)] == 1, found
+assert found["forebay_node_up", (("name", found and [dict(l)["name"] for n, l in found if n == "forebay_node_up"][0]), ("node", "0"))] == 1
+for drive in {dict(labels)["drive"] for name, labels in found if name == "forebay_drive_space_bytes"}:
+    kinds = {dict(labels)["kind"]: value for (name, labels), value in found.items()
+             if name == "forebay_drive_space_bytes" and dict(labels)["drive"] == drive}
+    assert kinds.pop("capacity") == sum(kinds.values()), kinds
+for name in ("forebay_owed_shards", "forebay_repaired_bytes_total", "forebay_log_last_entry", "forebay_uptime_seconds"):
+    assert name in names, names
+'
+}
+metrics_are_told() {
+    local port
+    port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+    "$FOREBAY" metrics "$WORK/running" | parse_metrics
+    "$FOREBAY" stop "$WORK/running"
+    expect_fail "ADDRESS:PORT" "$FOREBAY" start "$WORK/running" --metrics 9
+    "$FOREBAY" start "$WORK/running" --metrics "127.0.0.1:$port" </dev/null
+    curl -sf "http://127.0.0.1:$port/metrics" | parse_metrics
+    # Nothing else is there.
+    [ "$(curl -s -o /dev/null -w '%{http_code}' "http://127.0.0.1:$port/v1/status")" = 404 ]
+    # It is kept.
+    "$FOREBAY" stop "$WORK/running"
+    expect_fail "metrics cannot be told at 127.0.0.1:$port.*--metrics" held "$port" "$FOREBAY" start "$WORK/running"
+    node_start running
+    curl -sf "http://127.0.0.1:$port/metrics" | parse_metrics
+    # A connection that says nothing does not keep others out, nor do many.
+    for ((i = 0; i < 40; i++)); do exec {silent}<>"/dev/tcp/127.0.0.1/$port"; done
+    wait_until 20 curl -sf "http://127.0.0.1:$port/metrics" -o /dev/null
+    "$FOREBAY" stop "$WORK/running"
+    "$FOREBAY" start "$WORK/running" --metrics off </dev/null
+    ! curl -sf "http://127.0.0.1:$port/metrics"
+}
+# held PORT COMMAND…: while another program listens at the port.
+held() {
+    local holder status=0
+    python3 -c 'import socket, sys, time
+s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1); s.bind(("127.0.0.1", int(sys.argv[1]))); s.listen(); time.sleep(60)' "$1" &
+    holder=$!
+    wait_until 10 bash -c "exec 3<>/dev/tcp/127.0.0.1/$1"
+    "${@:2}" || status=$?
+    kill "$holder"
+    return "$status"
+}
+check "metrics are what Prometheus reads, and say what status says" metrics_are_told
+# The unit of systemd brings a node back: what it starts is started here, after each end that systemd would answer with a start.
+unit_brings_it_back() {
+    local unit="$ROOT/packaging/systemd/forebay@.service" start pid
+    sed "s|/usr/local/bin/forebay|$FOREBAY|; s|%f|$WORK/running|g" "$unit" >"$WORK/forebay-test.service"
+    if command -v systemd-analyze >/dev/null; then systemd-analyze verify "$WORK/forebay-test.service"; fi
+    "$FOREBAY" stop "$WORK/running"
+    start=$(sed -n 's/^ExecStart=//p' "$WORK/forebay-test.service")
+    for _ in 1 2; do
+        # shellcheck disable=SC2086
+        $start >"$WORK/unit.log" 2>&1 &
+        wait_until 60 mountpoint -q "$WORK/running/mnt"
+        wait_until 20 "$FOREBAY" status "$WORK/running"
+        pid=$(node_pid running)
+        kill -KILL "$pid"
+        wait "$pid" || true
+    done
+    $start >"$WORK/unit.log" 2>&1 &
+    wait_until 60 "$FOREBAY" status "$WORK/running"
+    $(sed -n 's/^ExecStop=//p' "$WORK/forebay-test.service")
+    wait
+    node_start running
+}
+check "the unit of systemd brings a node back" unit_brings_it_back
 check "the node stops" node_stop running
 exit 0

@@ -29,6 +29,8 @@ begin() {
     expect_fail "needs 3 nodes" on 2 timeout 60 "$FOREBAY" log move "$WORK/2" etcd
     on 3 timeout 120 "$FOREBAY" join "$token" "$WORK/3" --drives 2 --drive-size 512MiB --name n3 </dev/null
     for node in 2 3; do on "$node" "$FOREBAY" mount "$WORK/$node" "$WORK/$node/mnt"; done
+    expect_fail "it alone has the metadata" on 2 "$FOREBAY" node stop-check "$WORK/2" 0
+    expect_fail "no such node" on 2 "$FOREBAY" node stop-check "$WORK/2" 7
     on 1 "$FOREBAY" fs set "$WORK/1" main --profile 4+2
     stage_tree 200 "$WORK/tree"
     cp -a "$WORK/tree" "$WORK/2/mnt/tree"
@@ -59,6 +61,7 @@ moves() {
     wait_until 60 follows 2
     wait_until 60 healthy 1
     [ "$(members 2)" = "node-0 node-1 node-2" ]
+    for node in 1 2 3; do on 2 "$FOREBAY" node stop-check "$WORK/2" $((node - 1)); done
     for node in 1 2 3; do etcd_runs "$node" && same_tree "$WORK/tree" "$WORK/$node/mnt/tree"; done
     # Without a certificate of the engine's authority, nobody gets in: that of a node is none.
     not on 2 timeout 10 curl -sf -k "https://$(address 1):7741/health"
@@ -75,6 +78,10 @@ machine_dies() {
     owner_is_not 3 1
     not etcd_runs 1
     status 3 | jq -e '.state == "degraded" and any(.problems[]; test("1 of 3 members of the etcd.*192.0.2.1:7741; without 1 more"))'
+    # The second one of three, of 4+2.
+    expect_fail "content of filesystem main could not be read" on 3 "$FOREBAY" node stop-check "$WORK/3" 1
+    { on 3 "$FOREBAY" node stop-check "$WORK/3" 1 --json || true; } | jq -e 'any(.stops[]; test("1 of 3 members, and needs 2"))'
+    on 3 "$FOREBAY" node stop-check "$WORK/3" 0
     member_start 1
     wait_until 30 mounted 1
     etcd_runs 1

@@ -133,7 +133,7 @@ keep_copy() {
 
 # The process is killed at any moment of a move: the next start finds the files or the engine.
 killed() {
-    local round pid at asking dir="$WORK/k" moved=0
+    local round pid at asking killing dir="$WORK/k" moved=0
     for ((round = 0; round < ROUNDS; round++)); do
         rm -rf "$dir"
         on 1 timeout 120 "$FOREBAY" start "$dir" --drives 1 --drive-size 256MiB --mount "$dir/mnt" --mount-options process=own \
@@ -143,17 +143,18 @@ killed() {
         sync_files "$dir/mnt/tree"
         cp -a "$dir/mnt/tree" "$WORK/killed-$round"
         pid=$(node_pid k)
+        case $round in
+            0) kill_with "$pid" "$dir/log-move.json" & ;;
+            1) kill_with "$pid" "$dir/identity/membership.json" & ;;
+            # The steps themselves take some hundredths of a second, the start after them longer.
+            *) (sleep "0.$((5 + RANDOM % 2 * RANDOM % 5))$((RANDOM % 10))$((RANDOM % 10))" && kill -KILL "$pid") & ;;
+        esac
+        killing=$!
+        # It looks already.
+        sleep 0.5
         on 1 timeout 60 "$FOREBAY" log move "$dir" "$ENGINE?prefix=killed-$round" </dev/null &
         asking=$!
-        case $round in
-            0) kill_with "$pid" "$dir/log-move.json" ;;
-            1) kill_with "$pid" "$dir/identity/membership.json" ;;
-            # The steps themselves take some hundredths of a second, the start after them longer.
-            *)
-                sleep "0.$((RANDOM % 2 * RANDOM % 10))$((RANDOM % 10))$((RANDOM % 10))"
-                kill -KILL "$pid"
-                ;;
-        esac
+        wait "$killing"
         kill "$asking" || true
         on 1 timeout 120 "$FOREBAY" start "$dir" </dev/null
         # In an engine, an owner that was killed counts as alive for some seconds.
@@ -184,8 +185,10 @@ killed() {
 
 # Kills a process as soon as a file is there: the one that a move begins with, and the one that decides it.
 kill_with() {
-    python3 -c 'import os, sys
-while not os.path.exists(sys.argv[2]): pass
+    python3 -c 'import os, sys, time
+end = time.monotonic() + 30
+while not os.path.exists(sys.argv[2]):
+    if time.monotonic() > end: sys.exit("no such file")
 os.kill(int(sys.argv[1]), 9)' "$1" "$2"
 }
 log_shown() { on 1 timeout 30 "$FOREBAY" log show "$1" --json | jq -er .at; }

@@ -8,6 +8,7 @@ mod client;
 mod damage;
 mod filesystem_groups;
 mod logs;
+mod metrics;
 mod nodes;
 mod server;
 mod stores;
@@ -26,8 +27,9 @@ pub use filesystem_groups::{
     FilesystemGroupControl, FilesystemGroupInfo, MoveFilesystem, SetFilesystemGroup,
 };
 pub use logs::{EngineMemberInfo, LedgerLog, LogControl, LogInfo, LogMove, StandbyInfo};
-pub use nodes::{CreateToken, NewToken, NodeInfo, NodesControl, TokenInfo};
-pub use server::{Answer, Answered, Api, ServeError, serve, serve_answers};
+pub use metrics::metrics;
+pub use nodes::{CreateToken, NewToken, NodeInfo, NodesControl, StopCheck, TokenInfo};
+pub use server::{Answer, Answered, Api, ServeError, serve, serve_answers, serve_metrics};
 pub use stores::{BenchStore, SetStore, StoreControl, StoreInfo, StoreValidationInfo, Verify};
 pub use tiers::{
     AttachStore, FETCH_FILES_MAX, FetchFile, FetchFileInfo, FetchStep, ForecastInfo, ForecastRequest,

@@ -28,6 +28,19 @@ pub struct NodeInfo {
     pub owner: bool,
 }
 
+/// What would stop if a node were stopped now.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StopCheck {
+    /// Its number.
+    pub node: u32,
+    /// Its name.
+    pub name: String,
+    /// What would stop, one sentence each. Nothing: the node may be stopped.
+    pub stops: Vec<String>,
+    /// What else would change.
+    pub notes: Vec<String>,
+}
+
 /// What a new token allows.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -65,6 +78,8 @@ pub struct TokenInfo {
 pub trait NodesControl: Send + Sync {
     /// All nodes by number.
     fn nodes(&self) -> BoxFuture<'_, Result<Vec<NodeInfo>, AdminError>>;
+    /// What would stop if a node were stopped now.
+    fn stop_check(&self, id: u32) -> BoxFuture<'_, Result<StopCheck, AdminError>>;
     /// Takes a node without drives out of the cluster.
     fn remove_node(&self, id: u32) -> BoxFuture<'_, Result<NodeInfo, AdminError>>;
     /// Makes a token.

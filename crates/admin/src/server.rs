@@ -2,6 +2,7 @@
 
 mod filesystem_groups;
 mod logs;
+mod metrics;
 mod nodes;
 mod stores;
 mod tiers;
@@ -33,6 +34,8 @@ use crate::api::{
     AddDrive, AdminError, CreateFilesystem, FailDrive, MetaDir, MountRequest, NodeControl, RemoveDrive,
     ReplaceDrive, SetBalance, SetLimits, SetProfile, SetUpkeep,
 };
+
+pub use metrics::serve_metrics;
 
 /// How long `status` waits for other parts of the node; then it answers with the last known state.
 const STATUS_DEADLINE: Duration = Duration::from_secs(10);
@@ -250,6 +253,12 @@ impl Api {
 pub trait Answer: Send + Sync + 'static {
     /// Answers a request: `method` of HTTP, path with query, JSON.
     fn answer(&self, method: String, path: String, body: Bytes) -> BoxFuture<'_, Answered>;
+}
+
+impl Answer for Api {
+    fn answer(&self, method: String, path: String, body: Bytes) -> BoxFuture<'_, Answered> {
+        Box::pin(async move { Api::answer(self, &method, &path, body).await })
+    }
 }
 
 /// As [`serve`], for requests that are answered otherwise.

@@ -3,12 +3,17 @@
 use hyper::Method;
 
 use super::{AdminClient, CallError};
-use crate::nodes::{CreateToken, NewToken, NodeInfo, TokenInfo};
+use crate::nodes::{CreateToken, NewToken, NodeInfo, StopCheck, TokenInfo};
 
 impl AdminClient {
     /// All nodes by number.
     pub async fn nodes(&self) -> Result<Vec<NodeInfo>, CallError> {
         self.call(Method::GET, "/v1/nodes", None::<&()>).await
+    }
+
+    /// What would stop if a node were stopped now.
+    pub async fn stop_check(&self, id: u32) -> Result<StopCheck, CallError> {
+        self.call(Method::GET, &format!("/v1/nodes/{id}/stop-check"), None::<&()>).await
     }
 
     /// Takes a node without drives out of the cluster.

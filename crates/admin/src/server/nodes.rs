@@ -15,6 +15,10 @@ pub(super) fn router() -> Router<Node> {
             delete(async |State(node): State<Node>, Path(id): Path<u32>| answer(node.remove_node(id).await)),
         )
         .route(
+            "/v1/nodes/{id}/stop-check",
+            get(async |State(node): State<Node>, Path(id): Path<u32>| answer(node.stop_check(id).await)),
+        )
+        .route(
             "/v1/tokens",
             get(async |State(node): State<Node>| answer(node.tokens().await)).post(
                 async |State(node): State<Node>, Json(request): Json<CreateToken>| {

@@ -16,7 +16,7 @@ use clap::{Args, Parser, Subcommand};
 use layout::Profile;
 
 use crate::engine::EngineAddress;
-use crate::node::{IoChoice, S3Options, TrimChoice};
+use crate::node::{IoChoice, MetricsChoice, S3Options, TrimChoice};
 
 pub(crate) use blobs::{BlobCommand, RangeName};
 pub(crate) use events::EventsArgs;
@@ -99,7 +99,7 @@ fn size(text: &str) -> Result<u64, String> {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Start a node in a directory: a new cluster, or the one that is there.
-    Start(StartArgs),
+    Start(Box<StartArgs>),
     /// Make this machine a node of a cluster that there is, and start it.
     Join(JoinArgs),
     /// Look at the nodes of the cluster.
@@ -125,6 +125,12 @@ pub(crate) enum Command {
         /// Print JSON.
         #[arg(long)]
         json: bool,
+    },
+    /// Print metrics of the node and the cluster as Prometheus reads them; `start --metrics` tells them at a port.
+    #[command(after_help = "Example:\n  forebay metrics /srv/forebay > /var/lib/node_exporter/forebay.prom")]
+    Metrics {
+        /// The node's directory.
+        dir: PathBuf,
     },
     /// Mount a filesystem of a running node.
     #[command(after_help = MOUNT_HELP)]
@@ -298,6 +304,10 @@ pub(crate) struct StartArgs {
     /// devices.
     #[arg(long, value_enum, value_name = "WHICH")]
     pub(crate) trim: Option<TrimChoice>,
+    /// Tell metrics of the node and the cluster at http://ADDRESS:PORT/metrics, for Prometheus, to everybody who asks. Kept for the
+    /// next start; `off` ends it. Default: off.
+    #[arg(long, value_name = "ADDRESS:PORT|off")]
+    pub(crate) metrics: Option<MetricsChoice>,
     /// Serve even if more drives are missing than the profile survives: some reads will fail.
     #[arg(long)]
     pub(crate) degraded: bool,

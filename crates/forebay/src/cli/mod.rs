@@ -46,7 +46,8 @@ pub(crate) fn run(cli: Cli) -> Result<ExitCode> {
 fn run_command(command: Command) -> Result<()> {
     match command {
         Command::Fsck { .. } | Command::Status { .. } => unreachable!("they have exit statuses of their own"),
-        Command::Start(args) => start::start(args),
+        Command::Start(args) => start::start(*args),
+        Command::Metrics { dir } => status::metrics(&dir),
         Command::Join(args) => nodes::join(args),
         Command::Node(command) => nodes::node(command),
         Command::Token(command) => nodes::token(command),

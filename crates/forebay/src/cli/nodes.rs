@@ -112,8 +112,25 @@ fn show_joined(dir: &Path, here: u32, format: Format) -> Result<()> {
     })
 }
 
+fn stop_check(dir: &Path, id: u32, format: Format) -> Result<()> {
+    let check = ask(dir, |client| async move { client.stop_check(id).await })?;
+    print(format, &check, |check| {
+        let lines = |mark: &str, texts: &[String]| -> String {
+            texts.iter().map(|text| format!("  {mark} {text}\n")).collect()
+        };
+        let verdict = if check.stops.is_empty() { "may be stopped" } else { "must not be stopped now" };
+        let text = format!("node {} ({}) {verdict}\n", check.node, check.name);
+        (text + &lines("!", &check.stops) + &lines("-", &check.notes)).trim_end().to_owned()
+    })?;
+    if !check.stops.is_empty() {
+        bail!("something would stop: {}", check.stops[0]);
+    }
+    Ok(())
+}
+
 pub(super) fn node(command: NodeCommand) -> Result<()> {
     match command {
+        NodeCommand::StopCheck { dir, id, json } => stop_check(&dir, id, json.into()),
         NodeCommand::List { dir, json } => {
             let nodes = ask(&dir, |client| async move { client.nodes().await })?;
             print(json.into(), &nodes, |nodes| node_table(nodes).to_string())

@@ -27,7 +27,7 @@ use crate::engine::Supervised;
 use crate::identity::{IdentityFiles, OWNER};
 use crate::log::{Log, Sink};
 use crate::member::Member;
-use crate::node::{Mounts, Node, NodeDir, NodeFile, StartOptions, found, is_locked, read_node_file};
+use crate::node::{Mounts, Node, NodeDir, StartOptions, found, is_locked, last_pid, read_node_file};
 use crate::watchdog::Watchdog;
 
 /// How long `stop` waits for the process to end.
@@ -36,6 +36,9 @@ const STOP_DEADLINE: Duration = Duration::from_secs(30);
 const SHUTDOWN_DEADLINE: Duration = Duration::from_secs(25);
 /// Time after that before the process is ended by force.
 const FORCE_AFTER: Duration = Duration::from_secs(1);
+/// How often `stop` looks for the lock of the node, and the pause.
+const LOCK_LOOKS: u32 = 6;
+const LOCK_LOOK: Duration = Duration::from_millis(50);
 
 pub(super) fn start(args: StartArgs) -> Result<()> {
     let dir = NodeDir::new(&args.dir);
@@ -60,6 +63,7 @@ fn options(args: &StartArgs) -> StartOptions {
         s3: args.s3.options(),
         memory_bytes: args.memory,
         trim: args.trim,
+        metrics: args.metrics,
         log: args.log.clone(),
         listen: args.address.address,
         advertise: args.address.advertise.clone(),
@@ -386,9 +390,11 @@ fn signals(dir: &NodeDir) -> Result<watch::Receiver<Option<Mounts>>> {
 pub(super) fn stop(dir: &Path, keep_mounts: bool) -> Result<()> {
     let dir = NodeDir::new(dir);
     let root = dir.root().display();
-    let node = read_node_file(&env(), &dir).as_ref().and_then(running);
+    // It may be starting, or begin anew.
+    let pid = read_node_file(&env(), &dir).map(|file| file.pid).or_else(|| last_pid(&env(), &dir));
+    let node = pid.and_then(running);
     // A node that holds the lock now is not another process that was given the node's number after its end.
-    let Some(node) = node.filter(|_| is_locked(&env(), &dir)) else {
+    let Some(node) = node.filter(|_| is_locked_soon(&dir)) else {
         bail!("no node runs in {root}");
     };
     let signal = if keep_mounts { Signal::USR1 } else { Signal::TERM };
@@ -409,9 +415,17 @@ pub(super) fn stop(dir: &Path, keep_mounts: bool) -> Result<()> {
     Ok(())
 }
 
-/// The process that wrote the file, if it is there.
-fn running(file: &NodeFile) -> Option<OwnedFd> {
-    pidfd_open(Pid::from_raw(file.pid as i32)?, PidfdFlags::empty()).ok()
+/// The process with a number, if it is there.
+fn running(pid: u32) -> Option<OwnedFd> {
+    pidfd_open(Pid::from_raw(pid as i32)?, PidfdFlags::empty()).ok()
+}
+
+/// Whether a process holds the lock. One that begins anew lets it go for a moment.
+fn is_locked_soon(dir: &NodeDir) -> bool {
+    (0..LOCK_LOOKS).any(|look| {
+        std::thread::park_timeout(if look == 0 { Duration::ZERO } else { LOCK_LOOK });
+        is_locked(&env(), dir)
+    })
 }
 
 /// Waits until the process has ended and all its files are closed.

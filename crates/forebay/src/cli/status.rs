@@ -21,6 +21,17 @@ pub(super) fn status(dir: &Path, format: Format) -> Result<ExitCode> {
     Ok(if status.state == "damaged" { ExitCode::from(DAMAGED) } else { ExitCode::SUCCESS })
 }
 
+pub(super) fn metrics(dir: &Path) -> Result<()> {
+    let told = ask(dir, |client| async move {
+        let status = client.status().await?;
+        // The owner of the metadata knows the nodes.
+        let nodes = if status.alone { Vec::new() } else { client.nodes().await? };
+        Ok(admin::metrics(&status, &nodes))
+    })?;
+    print!("{told}");
+    Ok(())
+}
+
 pub(super) fn upkeep(dir: &Path, request: SetUpkeep, format: Format) -> Result<()> {
     let info = ask(dir, |client| async move { client.set_upkeep(&request).await })?;
     print(format, &info, |info| {

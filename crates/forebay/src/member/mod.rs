@@ -10,6 +10,7 @@ mod mounts;
 mod owner;
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -30,7 +31,7 @@ use crate::identity::{IdentityFiles, Membership};
 use crate::node::{
     Addresses, CLIENTS_SOCKET, Clients, DriveMaker, DriveSettings, LocalDrives, MemoryPlan, Mounts, Network,
     Node, NodeDir, NodeFile, StartOptions, addresses_of, kept_settings, memory_budget, prepare_dir,
-    remove_leftovers,
+    remove_leftovers, tell_metrics,
 };
 use crate::remote::{OwnDrives, Routes};
 use candidate::Candidate;
@@ -141,6 +142,8 @@ pub(crate) struct Member {
     has_looked: watch::Sender<bool>,
     memory: MemoryPlan,
     out_after: Option<Duration>,
+    /// Where metrics are told.
+    metrics: Option<SocketAddr>,
     /// Services for mounts on this machine.
     clients: Clients,
     mounts: MemberMounts,
@@ -220,6 +223,7 @@ impl Member {
             has_looked: watch::Sender::new(false),
             memory,
             out_after: options.out_after,
+            metrics: settings.metrics,
             host: DriveHost::new(maker),
             env,
             dir,
@@ -264,6 +268,9 @@ impl Member {
         }
         let (socket, stopped) = (self.dir.socket(), self.stopping.subscribe());
         let manager = Arc::new(Manager::new(self.clone()));
+        if let Some(address) = self.metrics {
+            tell_metrics(address, manager.clone(), stopped.clone()).await?;
+        }
         let serving = admin::serve_answers(manager, socket.as_path(), self.runtime.clone(), stopped)?;
         *lock(&self.serving) = Some(serving);
         self.write_node_file()

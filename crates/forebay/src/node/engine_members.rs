@@ -47,6 +47,12 @@ fn member_of(node: &NodeAddresses) -> Result<EngineMember> {
     })
 }
 
+/// The address of the member on a node, as clients of the engine know it.
+pub(super) fn client_address(node: &NodeAddresses) -> Option<String> {
+    let member = member_of(node).ok()?;
+    Some(format!("https://{}:{}", bracketed(&member.host), member.client_port))
+}
+
 /// Where the others reach it.
 fn peer_url(member: &EngineMember) -> String {
     format!("https://{}:{}", bracketed(&member.host), member.peer_port)

@@ -34,6 +34,7 @@ mod scrub;
 mod seat;
 mod settings;
 mod start;
+mod stop_check;
 mod stores;
 mod tiered_files;
 mod tiers;
@@ -80,10 +81,10 @@ pub(crate) use network::{DATA_CONNECTIONS, Network, PORT, addresses_of};
 pub(crate) use node_file::{Addresses, NodeFile};
 pub(crate) use paths::NodeDir;
 pub(crate) use seat::{Deposed, Ended, Seat, found};
-pub(crate) use settings::TrimChoice;
+pub(crate) use settings::{MetricsChoice, TrimChoice};
 pub(crate) use start::{
-    CONTROL_CACHE_BYTES, FIRST_FILESYSTEM, IoChoice, StartOptions, is_locked, kept_settings, note_named,
-    prepare_dir, read_proc, remove_leftovers,
+    CONTROL_CACHE_BYTES, FIRST_FILESYSTEM, IoChoice, StartOptions, is_locked, kept_settings, last_pid,
+    note_named, prepare_dir, read_proc, remove_leftovers, tell_metrics,
 };
 pub(crate) use users::{account_set, load_node_key};
 

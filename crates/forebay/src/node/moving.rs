@@ -79,7 +79,7 @@ pub(crate) fn replica_of_node(node: NodeId) -> u64 {
     u64::from(node.0) + 1
 }
 
-fn node_of_replica(replica: u64) -> NodeId {
+pub(super) fn node_of_replica(replica: u64) -> NodeId {
     NodeId(replica.saturating_sub(1) as u32)
 }
 

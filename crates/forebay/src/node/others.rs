@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use admin::{AdminError, Answered, Api, CreateToken, NewToken, NodeInfo, NodesControl, TokenInfo};
+use admin::{AdminError, Answered, Api, CreateToken, NewToken, NodeInfo, NodesControl, StopCheck, TokenInfo};
 use anyhow::{Context, Result, bail};
 use base::NodeId;
 use base::env::Env;
@@ -414,6 +414,10 @@ fn info(record: &TokenRecord, now_ns: i64) -> TokenInfo {
 impl NodesControl for Node {
     fn nodes(&self) -> BoxFuture<'_, Result<Vec<NodeInfo>, AdminError>> {
         Box::pin(async { Ok(self.node_infos().await) })
+    }
+
+    fn stop_check(&self, id: u32) -> BoxFuture<'_, Result<StopCheck, AdminError>> {
+        Box::pin(self.stop_check_now(id))
     }
 
     fn remove_node(&self, id: u32) -> BoxFuture<'_, Result<NodeInfo, AdminError>> {

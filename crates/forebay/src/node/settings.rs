@@ -47,6 +47,27 @@ pub(crate) struct Settings {
     /// What others are told instead of `listen`: `host:port`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) advertise: Vec<String>,
+    /// Where metrics are told; `None`: nowhere.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) metrics: Option<SocketAddr>,
+}
+
+/// What `--metrics` says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum MetricsChoice {
+    Off,
+    At(SocketAddr),
+}
+
+impl std::str::FromStr for MetricsChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "off" => Ok(Self::Off),
+            text => text.parse().map(Self::At).map_err(|_| "it is off or ADDRESS:PORT".to_owned()),
+        }
+    }
 }
 
 impl Settings {

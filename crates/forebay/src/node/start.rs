@@ -19,7 +19,9 @@ use meta::history::Evidence;
 use meta::log::StaleCopies;
 use posix::fuse::UnmountMode;
 use s3::AuditLog;
+use tokio::net::TcpListener;
 use tokio::runtime::Handle;
+use tokio::sync::watch;
 use upkeep::Pace;
 
 use super::drives::{DriveEntry, DriveSettings, format_drives, plan_drives};
@@ -33,7 +35,7 @@ use super::management::{apply_upkeep, no_filesystem};
 use super::memory::{self, MemoryPlan};
 use super::others::{ForOthers, Others};
 use super::plans::seen;
-use super::settings::{Settings, TrimChoice};
+use super::settings::{MetricsChoice, Settings, TrimChoice};
 use super::users::open_accounts;
 use super::{CLIENTS_SOCKET, Mounts, Node, NodeDir, NodeParts, S3Options, State};
 use crate::engine::EngineAddress;
@@ -82,6 +84,8 @@ pub(crate) struct StartOptions {
     pub(crate) memory_bytes: Option<u64>,
     /// Whether drives give space back; `None` keeps the last value.
     pub(crate) trim: Option<TrimChoice>,
+    /// Where metrics are told; `None` keeps the last value.
+    pub(crate) metrics: Option<MetricsChoice>,
     /// The engine that has the logs of the ledgers.
     pub(crate) log: Option<EngineAddress>,
     /// Where other machines reach the node; `None` keeps the last value.
@@ -113,12 +117,19 @@ pub(crate) fn prepare_dir(env: &Env, dir: &NodeDir) -> Result<Arc<dyn File>> {
     let lock = env.files.open(&dir.lock(), OpenMode::Create, Caching::Buffered);
     let lock = lock.with_context(|| format!("cannot write to directory {root}"))?;
     take_lock(env, dir, &*lock)?;
+    // For people and `stop`, also while the node starts. A full disk is no reason not to start.
+    let _ = lock.set_len(0).and_then(|()| lock.write_at(std::process::id().to_string().as_bytes(), 0));
     let private = rustix::fs::Mode::RWXU;
     for path in [dir.run(), dir.drives(), dir.audit()] {
         env.files.create_dir_all(&path).with_context(|| format!("cannot create {}", path.display()))?;
         rustix::fs::chmod(&path, private).with_context(|| format!("cannot protect {}", path.display()))?;
     }
     Ok(lock)
+}
+
+/// The process that took the directory last.
+pub(crate) fn last_pid(env: &Env, dir: &NodeDir) -> Option<u32> {
+    String::from_utf8(env.files.read(&dir.lock()).ok()?).ok()?.parse().ok()
 }
 
 /// Whether a process serves this directory: such a process holds the lock until it ends.
@@ -144,7 +155,7 @@ pub(crate) fn remove_leftovers(env: &Env, dir: &NodeDir) -> Result<()> {
 fn take_lock(env: &Env, dir: &NodeDir, lock: &dyn File) -> Result<()> {
     let begun = env.clock.boot_ns();
     while lock.try_lock().is_err() {
-        let pid = super::management::read_node_file(env, dir).map(|file| file.pid);
+        let pid = last_pid(env, dir);
         let waited_s = (env.clock.boot_ns() - begun) / 1_000_000_000;
         if pid.is_none_or(|pid| !is_dying(pid)) || waited_s >= DYING_S_MAX {
             let pid = pid.map(|pid| format!(": pid={pid}")).unwrap_or_default();
@@ -342,12 +353,31 @@ fn check_enough(
     Ok(())
 }
 
+/// Tells metrics at an address until the node stops.
+pub(crate) async fn tell_metrics(
+    address: SocketAddr,
+    answers: Arc<dyn admin::Answer>,
+    stopped: watch::Receiver<bool>,
+) -> Result<()> {
+    let listener = TcpListener::bind(address).await;
+    let listener = listener.with_context(|| {
+        format!("metrics cannot be told at {address}: give another address with --metrics, or --metrics off")
+    })?;
+    tokio::spawn(admin::serve_metrics(answers, listener, stopped));
+    Ok(())
+}
+
 /// The last settings, changed by the options. Invalid values change nothing.
 pub(crate) fn kept_settings(env: &Env, dir: &NodeDir, options: &StartOptions) -> Result<Settings> {
     let known = Settings::load(env, dir)?;
     let mut settings = known.clone();
     settings.memory_bytes = options.memory_bytes.or(known.memory_bytes);
     settings.trim = options.trim.unwrap_or(known.trim);
+    match options.metrics {
+        Some(MetricsChoice::At(address)) => settings.metrics = Some(address),
+        Some(MetricsChoice::Off) => settings.metrics = None,
+        None => {}
+    }
     settings.listen_at(options.listen, &options.advertise)?;
     memory::budget(env, settings.memory_bytes)?;
     if settings != known {
@@ -512,6 +542,10 @@ impl Node {
         let (runtime, stopped) = (self.runtime.clone(), self.stop_serving.subscribe());
         let serving = admin::serve(self.clone(), socket.as_path(), runtime, stopped)?;
         *self.serving.lock().expect("no holder of this lock panics") = Some(serving);
+        if let Some(address) = self.others.settings.metrics {
+            let api = Arc::new(admin::Api::new(self.clone(), self.runtime.clone()));
+            tell_metrics(address, api, self.stop_serving.subscribe()).await?;
+        }
         self.write_node_file().await
     }
 

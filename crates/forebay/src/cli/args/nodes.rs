@@ -103,6 +103,20 @@ pub(crate) enum NodeCommand {
         #[arg(long)]
         json: bool,
     },
+    /// Say what would stop if a node were stopped now: data that could not be read or written, metadata without a majority. Fails if
+    /// something would.
+    #[command(
+        after_help = "Example:\n  forebay node stop-check /srv/forebay 2 && ssh node2 forebay stop /srv/forebay"
+    )]
+    StopCheck {
+        /// The directory of any node.
+        dir: PathBuf,
+        /// The number of the node that is to be stopped.
+        id: u32,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
     /// Take a node out of the cluster: its certificate is of no use from then on. Its drives must be out before.
     #[command(after_help = "Example:\n  forebay node remove /srv/forebay 3")]
     Remove {

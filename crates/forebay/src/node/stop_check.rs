@@ -1,0 +1,142 @@
+//! What would stop if a node were stopped now.
+
+use std::collections::BTreeSet;
+
+use admin::{AdminError, EngineMemberInfo, StopCheck};
+use base::{LedgerId, NodeId};
+use control::{CONTROL_LEDGER, Cluster, Owed, Seen};
+use layout::FailureDomain;
+use meta::owner::StandbyStat;
+
+use super::engine_members::client_address;
+use super::management::failed;
+use super::moving::node_of_replica;
+use super::network::addresses_of;
+use super::{Node, State};
+
+impl Node {
+    pub(super) async fn stop_check_now(&self, id: u32) -> Result<StopCheck, AdminError> {
+        let node = NodeId(id);
+        let owed = self.owed().await.map_err(failed)?;
+        let members = self.engine_members().await;
+        let state = self.state.lock().await;
+        let Some(record) = state.cluster.nodes.get(&node) else {
+            return Err(AdminError::not_found(format!("no such node: id={id} (see `forebay node list`)")));
+        };
+        let mut check = StopCheck { node: id, name: record.name.clone(), ..StopCheck::default() };
+        content(&mut check, &state.cluster, &state.seen(), &owed);
+        self.metadata(&mut check, &state, &members);
+        Ok(check)
+    }
+
+    /// Whether the metadata goes on.
+    fn metadata(&self, check: &mut StopCheck, state: &State, members: &[EngineMemberInfo]) {
+        let node = NodeId(check.node);
+        let Some(engine) = state.meta_dirs.engine() else {
+            if node == self.here() {
+                check.stops.push(
+                    "it alone has the metadata: everything waits while it is away (forebay log move)"
+                        .to_owned(),
+                );
+            }
+            return;
+        };
+        if engine.address().is_own() {
+            let nodes = addresses_of(&state.cluster);
+            let here = nodes.iter().find(|it| it.node == node).and_then(client_address);
+            check.stops.extend(majority(members, here.as_deref()));
+        } else {
+            check.notes.push(
+                "the etcd with the metadata is yours: if a member runs there, see that it can be spared"
+                    .to_owned(),
+            );
+        }
+        let filesystems = state.filesystems.values().map(|entry| {
+            (
+                format!("the metadata of filesystem {}", entry.record.name),
+                entry.record.ledger,
+                entry.owner.standbys(),
+            )
+        });
+        let control = ("the metadata of the cluster".to_owned(), CONTROL_LEDGER, self.control.standbys());
+        let ledgers: Vec<(String, LedgerId, Vec<StandbyStat>)> =
+            std::iter::once(control).chain(filesystems).collect();
+        // The owner, if another node is stopped, and the standbys, as far as they have everything.
+        let others = |standbys: &[StandbyStat]| {
+            let standbys =
+                standbys.iter().filter(|standby| standby.stored.0 > 0).map(|it| node_of_replica(it.replica));
+            standbys.chain([self.here()]).filter(|other| *other != node).collect::<BTreeSet<_>>().len()
+        };
+        for (what, _, standbys) in &ledgers {
+            match others(standbys) {
+                0 => check.stops.push(format!("{what} is on no other node yet (forebay log show)")),
+                1 => check.notes.push(format!("{what} would be on one node only")),
+                _ => {}
+            }
+        }
+        if node == self.here() {
+            check.notes.push("another node takes the metadata over: programs wait for a moment".to_owned());
+        }
+    }
+}
+
+/// Whether content can be read and written without the drives of the node.
+fn content(check: &mut StopCheck, cluster: &Cluster, seen: &Seen, owed: &Owed) {
+    let node = NodeId(check.node);
+    let drives = cluster.drives.values().filter(|drive| drive.node == node);
+    let left = drives.fold(seen.clone(), |seen, drive| seen.without(drive.id));
+    let nothing = BTreeSet::new();
+    for record in cluster.filesystems.values() {
+        let (name, owed) = (&record.name, owed.get(&record.id).unwrap_or(&nothing));
+        let reads = cluster.reads_survive(record, &left, owed, FailureDomain::Node);
+        let writes = cluster.writes_survive(record, &left, FailureDomain::Node);
+        let was = cluster.reads_survive(record, seen, owed, FailureDomain::Node);
+        if reads < 0 {
+            let now = if was < 0 { " (some of it cannot be read now either)" } else { "" };
+            check.stops.push(format!("some content of filesystem {name} could not be read{now}"));
+        }
+        if writes.is_none() {
+            check.stops.push(format!("filesystem {name} could not be written"));
+        }
+        if reads == 0 && writes.is_some() {
+            check.notes.push(format!("filesystem {name} would survive the loss of no further node"));
+        }
+    }
+}
+
+/// Whether an engine loses its majority without the member at an address.
+fn majority(members: &[EngineMemberInfo], address: Option<&str>) -> Option<String> {
+    let left: Vec<&EngineMemberInfo> =
+        members.iter().filter(|member| member.answers && Some(member.address.as_str()) != address).collect();
+    let needed = members.len() / 2 + 1;
+    (left.len() < needed).then(|| {
+        format!(
+            "the etcd with the metadata would have {} of {} members, and needs {needed}: all changes wait then",
+            left.len(),
+            members.len()
+        )
+    })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(answers: [bool; 3], stopped: Option<&str>, stops: bool) {
+        let member = |(at, answers): (usize, bool)| EngineMemberInfo { address: format!("m{at}"), answers };
+        let members: Vec<EngineMemberInfo> = answers.into_iter().enumerate().map(member).collect();
+        assert_eq!(majority(&members, stopped).is_some(), stops, "{members:?}");
+    }
+
+    #[test]
+    fn an_engine_needs_its_majority() {
+        check([true; 3], Some("m0"), false);
+        check([true; 3], None, false);
+        check([true, false, true], Some("m0"), true);
+        check([true, false, true], Some("m1"), false);
+        check([true, false, true], None, false);
+        check([false, false, true], None, true);
+    }
+}
