@@ -105,6 +105,8 @@ fn for_nodes(all: &mut Exposition, nodes: &[NodeInfo]) {
     all.gauge("forebay_node_up", "Whether the owner of the metadata reaches the node", up);
     let owner = nodes.iter().map(|node| (labels(node), flag(node.owner)));
     all.gauge("forebay_node_owner", "Whether the node owns the metadata", owner);
+    let left = nodes.iter().map(|node| (labels(node), node.maintenance_s.unwrap_or(0) as f64));
+    all.gauge("forebay_node_maintenance_seconds", "How long the maintenance of the node still lasts", left);
 }
 
 fn drive_labels(drive: &DriveInfo) -> Labels {

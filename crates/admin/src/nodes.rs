@@ -26,6 +26,20 @@ pub struct NodeInfo {
     pub capacity_bytes: u64,
     /// Whether it owns the control ledger.
     pub owner: bool,
+    /// Seconds that its maintenance still lasts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub maintenance_s: Option<u64>,
+}
+
+/// A node is going to be away on purpose, or is not any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SetMaintenance {
+    /// For so many seconds; `None`: it is over.
+    pub for_s: Option<u64>,
+    /// Also if something stops with the node.
+    #[serde(default)]
+    pub force: bool,
 }
 
 /// What would stop if a node were stopped now.
@@ -80,6 +94,13 @@ pub trait NodesControl: Send + Sync {
     fn nodes(&self) -> BoxFuture<'_, Result<Vec<NodeInfo>, AdminError>>;
     /// What would stop if a node were stopped now.
     fn stop_check(&self, id: u32) -> BoxFuture<'_, Result<StopCheck, AdminError>>;
+    /// Notes that a node is going to be away on purpose, if nothing stops with it, or that it is not any more. A node that owns
+    /// the metadata gives it to another one.
+    fn set_maintenance(
+        &self,
+        id: u32,
+        request: SetMaintenance,
+    ) -> BoxFuture<'_, Result<NodeInfo, AdminError>>;
     /// Takes a node without drives out of the cluster.
     fn remove_node(&self, id: u32) -> BoxFuture<'_, Result<NodeInfo, AdminError>>;
     /// Makes a token.

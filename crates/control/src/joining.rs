@@ -166,6 +166,13 @@ impl Plan {
         Ok(())
     }
 
+    /// Notes until when a node is away on purpose; `None`: it is not.
+    pub fn set_maintenance(&mut self, id: NodeId, until_s: Option<i64>) {
+        if let Some(node) = self.next().nodes.get(&id).filter(|node| node.maintenance_until_s != until_s) {
+            self.set_node(NodeRecord { maintenance_until_s: until_s, ..node.clone() });
+        }
+    }
+
     /// Takes a node in, and uses the token. `key` is the fingerprint of its key: a node that joined with it before is the same
     /// node. It may have other addresses now; its name and place stay.
     ///
@@ -202,6 +209,7 @@ impl Plan {
             rack: new.rack.clone(),
             addresses: new.addresses.clone(),
             key: key.to_owned(),
+            maintenance_until_s: None,
         });
         Ok(id)
     }

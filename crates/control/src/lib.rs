@@ -28,7 +28,8 @@ pub use ledger::{CONTROL_LEDGER, Control, ControlError, ControlView};
 pub use members::{Balancing, Finished};
 pub use protection::{Owed, Seen};
 pub use records::{
-    ClusterRecord, DriveRecord, FilesystemRecord, GroupSet, NodeRecord, ScrubRecord, UpkeepRecord,
+    ClusterRecord, DriveRecord, FilesystemRecord, GroupSet, MAINTENANCE_S_MAX, NodeRecord, ScrubRecord,
+    UpkeepRecord,
 };
 pub use stores::{StoreRecord, StoresRecord, TierRecord};
 pub use users::{AccessKeyRecord, RoleRecord, UserRecord, UsersRecord};

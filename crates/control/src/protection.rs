@@ -61,6 +61,12 @@ pub(crate) fn uses(group: &PlacementGroup, id: DriveId) -> bool {
 }
 
 impl Cluster {
+    /// Whether the node of a drive is away on purpose.
+    pub fn is_in_maintenance(&self, id: DriveId, now_s: i64) -> bool {
+        let node = self.drives.get(&id).and_then(|drive| self.nodes.get(&drive.node));
+        node.is_some_and(|node| node.maintenance_left_s(now_s).is_some())
+    }
+
     /// A filesystem that loses data without this drive, because too few other drives hold it, whether this one can be read now or
     /// not.
     pub fn needs(&self, id: DriveId, seen: &Seen, owed: &Owed) -> Option<&FilesystemRecord> {

@@ -64,6 +64,9 @@ pub struct UpkeepRecord {
     pub paused: bool,
 }
 
+/// The longest maintenance of a node.
+pub const MAINTENANCE_S_MAX: u64 = 7 * 86_400;
+
 /// A node: a server whose drives are lost together.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeRecord {
@@ -83,9 +86,19 @@ pub struct NodeRecord {
     /// SHA-256 of its public key, in hex; empty until it has one.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub key: String,
+    /// It is away on purpose until then (seconds since 1970): nobody takes over what its drives held.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub maintenance_until_s: Option<i64>,
 }
 
 impl NodeRecord {
+    /// Seconds of maintenance that are left; `None`: there is none.
+    pub fn maintenance_left_s(&self, now_s: i64) -> Option<u64> {
+        let left = u64::try_from(self.maintenance_until_s? - now_s).ok()?;
+        // A clock that was set back does not make it longer than it can be.
+        (left > 0).then_some(left.min(MAINTENANCE_S_MAX))
+    }
+
     /// A node of which nothing is known but its name.
     pub fn new(id: NodeId, name: impl Into<String>) -> Self {
         Self {
@@ -95,6 +108,7 @@ impl NodeRecord {
             rack: String::new(),
             addresses: Vec::new(),
             key: String::new(),
+            maintenance_until_s: None,
         }
     }
 }

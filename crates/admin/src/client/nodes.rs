@@ -3,7 +3,7 @@
 use hyper::Method;
 
 use super::{AdminClient, CallError};
-use crate::nodes::{CreateToken, NewToken, NodeInfo, StopCheck, TokenInfo};
+use crate::nodes::{CreateToken, NewToken, NodeInfo, SetMaintenance, StopCheck, TokenInfo};
 
 impl AdminClient {
     /// All nodes by number.
@@ -14,6 +14,11 @@ impl AdminClient {
     /// What would stop if a node were stopped now.
     pub async fn stop_check(&self, id: u32) -> Result<StopCheck, CallError> {
         self.call(Method::GET, &format!("/v1/nodes/{id}/stop-check"), None::<&()>).await
+    }
+
+    /// Begins or ends the maintenance of a node.
+    pub async fn set_maintenance(&self, id: u32, request: &SetMaintenance) -> Result<NodeInfo, CallError> {
+        self.call(Method::POST, &format!("/v1/nodes/{id}/maintenance"), Some(request)).await
     }
 
     /// Takes a node without drives out of the cluster.

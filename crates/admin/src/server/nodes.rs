@@ -1,11 +1,11 @@
 //! Routes for nodes and tokens.
 
 use axum::extract::{Path, State};
-use axum::routing::{delete, get};
+use axum::routing::{delete, get, post};
 use axum::{Json, Router};
 
 use super::{Node, answer};
-use crate::nodes::CreateToken;
+use crate::nodes::{CreateToken, SetMaintenance};
 
 pub(super) fn router() -> Router<Node> {
     Router::new()
@@ -17,6 +17,14 @@ pub(super) fn router() -> Router<Node> {
         .route(
             "/v1/nodes/{id}/stop-check",
             get(async |State(node): State<Node>, Path(id): Path<u32>| answer(node.stop_check(id).await)),
+        )
+        .route(
+            "/v1/nodes/{id}/maintenance",
+            post(
+                async |State(node): State<Node>, Path(id): Path<u32>, Json(request): Json<SetMaintenance>| {
+                    answer(node.set_maintenance(id, request).await)
+                },
+            ),
         )
         .route(
             "/v1/tokens",

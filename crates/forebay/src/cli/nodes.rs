@@ -2,8 +2,9 @@
 
 use std::path::Path;
 
-use admin::{AddDrive, CreateToken, DriveInfo, NodeInfo, TokenInfo};
+use admin::{AddDrive, CreateToken, DriveInfo, NodeInfo, SetMaintenance, TokenInfo};
 use anyhow::{Result, bail};
+use base::units::format_duration;
 use comfy_table::Table;
 use serde::Serialize;
 
@@ -130,6 +131,19 @@ fn stop_check(dir: &Path, id: u32, format: Format) -> Result<()> {
 
 pub(super) fn node(command: NodeCommand) -> Result<()> {
     match command {
+        NodeCommand::Maintenance { dir, id, time, end: _, force, json } => {
+            let request = SetMaintenance { for_s: time.map(|time| time.as_secs()), force };
+            let node = ask(&dir, |client| async move { client.set_maintenance(id, &request).await })?;
+            print(json.into(), &node, |node| match node.maintenance_s {
+                Some(left) => format!(
+                    "node {} ({}) is in maintenance for {}: nobody takes over what its drives hold",
+                    node.id,
+                    node.name,
+                    format_duration(left)
+                ),
+                None => format!("node {} ({}) is not in maintenance", node.id, node.name),
+            })
+        }
         NodeCommand::StopCheck { dir, id, json } => stop_check(&dir, id, json.into()),
         NodeCommand::List { dir, json } => {
             let nodes = ask(&dir, |client| async move { client.nodes().await })?;
@@ -149,7 +163,10 @@ fn node_table(nodes: &[NodeInfo]) -> Table {
         table.add_row([
             node.id.to_string(),
             node.name.clone(),
-            node.state.clone(),
+            match node.maintenance_s {
+                Some(left) => format!("{}, in maintenance for {}", node.state, format_duration(left)),
+                None => node.state.clone(),
+            },
             or_none(&node.zone),
             or_none(&node.rack),
             node.drives.to_string(),

@@ -29,6 +29,8 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// Pause after this node could not own the ledgers, and after the engine did not answer.
 const FAILED_PAUSE: Duration = Duration::from_secs(10);
 const ENGINE_PAUSE: Duration = Duration::from_secs(3);
+/// How long a node that is going to be away leaves the ledgers to others.
+const HOLD_BACK: Duration = Duration::from_secs(4);
 /// How long a ledger counts as vacant after its standby has seen that.
 const VACANT: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_millis(100);
@@ -82,16 +84,10 @@ impl Candidate {
         Arc::new(Self { ledgers, standbys: Mutex::default() })
     }
 
-    /// The cluster, as far as the control ledger has come here.
+    /// The cluster, as far as the control ledger has come here: a node that was removed hears nothing of that from others.
     async fn stored(&self) -> Result<Cluster> {
         let files = self.ledgers.opened(CONTROL_LEDGER, CONTROL_CACHE_BYTES).await?;
         Ok(Cluster::of(&Control::view_only(files.state.clone()).view()?)?)
-    }
-
-    /// Whether a node is among those that may own ledgers, by the control ledger itself: a node that was removed hears nothing of
-    /// that from others.
-    async fn may_own(&self, node: NodeId) -> Result<bool> {
-        Ok(is_candidate(&self.stored().await?, node))
     }
 
     /// Goes to these members of the engine from now on.
@@ -232,9 +228,17 @@ pub(super) async fn run(member: Arc<Member>, address: EngineAddress) {
     loop {
         match stand(&member, &candidate).await {
             Ok(role) => {
-                if role.ended().await == Ended::Halted {
-                    tracing::error!("a ledger has failed here: the ledgers are given back");
-                    role.give_back().await;
+                match role.ended().await {
+                    Ended::Deposed => {}
+                    Ended::Halted => {
+                        tracing::error!("a ledger has failed here: the ledgers are given back");
+                        role.give_back().await;
+                    }
+                    Ended::Leaves => {
+                        if let Err(error) = role.stop(Mounts::Keep).await {
+                            tracing::warn!(error = %format!("{error:#}"), "the ledgers were not ended in order");
+                        }
+                    }
                 }
                 return;
             }
@@ -271,10 +275,21 @@ async fn begin(member: &Arc<Member>, address: &EngineAddress) -> Arc<Candidate> 
 
 /// Waits until the ledgers have no owner, and takes them.
 async fn stand(member: &Arc<Member>, candidate: &Arc<Candidate>) -> Result<Arc<Node>> {
+    let mut held_back: Option<tokio::time::Instant> = None;
     loop {
         let vacancy = wait_for_vacancy(member, candidate).await?;
-        if !candidate.may_own(member.network.here()).await? {
+        let (here, cluster) = (member.network.here(), candidate.stored().await?);
+        if !is_candidate(&cluster, here) {
             tokio::time::sleep(PAUSE).await;
+            continue;
+        }
+        let now_s = member.env.clock.wall_ns() / 1_000_000_000;
+        let is_leaving =
+            cluster.nodes.get(&here).is_some_and(|node| node.maintenance_left_s(now_s).is_some());
+        if is_leaving && held_back.is_none_or(|since| since.elapsed() > 2 * HOLD_BACK) {
+            // Others come first, if there are any.
+            held_back = Some(tokio::time::Instant::now());
+            tokio::time::sleep(HOLD_BACK).await;
             continue;
         }
         tracing::warn!(epoch = %vacancy.epoch, "the ledgers have no owner: taking them");

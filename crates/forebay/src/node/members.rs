@@ -27,7 +27,7 @@ fn no_drive(id: DriveId) -> AdminError {
 }
 
 /// The groups of which a drive holds shards, with their ledgers.
-async fn groups_held(service: Option<OpenDrive>) -> Result<BTreeSet<(LedgerId, PgId)>> {
+pub(super) async fn groups_held(service: Option<OpenDrive>) -> Result<BTreeSet<(LedgerId, PgId)>> {
     let mut held = BTreeSet::new();
     let Some(service) = service.filter(|service| service.health() == DriveHealth::Up) else {
         return Ok(held);

@@ -147,6 +147,8 @@ pub(crate) struct Node {
     stop_serving: watch::Sender<bool>,
     /// Whether the logs of the ledgers are to move to an engine.
     moves: watch::Sender<bool>,
+    /// The ledgers are to be given to another node.
+    leaves: watch::Sender<bool>,
     /// Held by the one that prepares that.
     move_lock: Mutex<()>,
     /// What is wrong with the members of an engine of our own.
@@ -234,6 +236,7 @@ impl Node {
             fsck: std::sync::Mutex::default(),
             stop_serving: watch::Sender::new(false),
             moves: watch::Sender::new(false),
+            leaves: watch::Sender::new(false),
             move_lock: Mutex::default(),
             engine_problem: std::sync::Mutex::default(),
             serving: std::sync::Mutex::default(),

@@ -172,6 +172,11 @@ impl Node {
         let overdue =
             seen.down_since_ns.iter().filter(|(_, since)| now_ns.saturating_sub(**since) >= limit_ns);
         let mut overdue: Vec<DriveId> = overdue.map(|(id, _)| *id).collect();
+        if !overdue.is_empty() {
+            let now_s = self.env.clock.wall_ns() / 1_000_000_000;
+            let state = self.state.lock().await;
+            overdue.retain(|id| !state.cluster.is_in_maintenance(*id, now_s));
+        }
         let mut owed = Owed::new();
         if !overdue.is_empty() {
             // An owner that does not answer must not hold up the rest: then the drives stay for now.

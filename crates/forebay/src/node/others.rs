@@ -6,7 +6,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use admin::{AdminError, Answered, Api, CreateToken, NewToken, NodeInfo, NodesControl, StopCheck, TokenInfo};
+use admin::{
+    AdminError, Answered, Api, CreateToken, NewToken, NodeInfo, NodesControl, SetMaintenance, StopCheck,
+    TokenInfo,
+};
 use anyhow::{Context, Result, bail};
 use base::NodeId;
 use base::env::Env;
@@ -377,9 +380,10 @@ impl Node {
         Ok(info(&record, self.env.clock.wall_ns()))
     }
 
-    async fn node_infos(&self) -> Vec<NodeInfo> {
+    pub(super) async fn node_infos(&self) -> Vec<NodeInfo> {
         let state = self.state.lock().await;
         let Cluster { nodes, drives, .. } = &state.cluster;
+        let now_s = self.env.clock.wall_ns() / 1_000_000_000;
         let info = |record: &control::NodeRecord| {
             let drives =
                 drives.values().filter(|drive| drive.node == record.id && drive.state != DriveState::Out);
@@ -395,6 +399,7 @@ impl Node {
                 drives: sizes.len() as u32,
                 capacity_bytes: sizes.iter().sum(),
                 owner: record.id == self.here(),
+                maintenance_s: record.maintenance_left_s(now_s),
             }
         };
         nodes.values().map(info).collect()
@@ -418,6 +423,14 @@ impl NodesControl for Node {
 
     fn stop_check(&self, id: u32) -> BoxFuture<'_, Result<StopCheck, AdminError>> {
         Box::pin(self.stop_check_now(id))
+    }
+
+    fn set_maintenance(
+        &self,
+        id: u32,
+        request: SetMaintenance,
+    ) -> BoxFuture<'_, Result<NodeInfo, AdminError>> {
+        Box::pin(self.set_maintenance_now(id, request))
     }
 
     fn remove_node(&self, id: u32) -> BoxFuture<'_, Result<NodeInfo, AdminError>> {

@@ -1,6 +1,6 @@
 //! Problems of a node and the advice for them: the lines of `status`.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use admin::{DriveInfo, FilesystemInfo, MetaCopyInfo};
@@ -16,12 +16,17 @@ pub(super) struct NextSteps {
     out_after: Duration,
     /// Drives that are members of groups.
     members: BTreeSet<u32>,
+    /// Nodes in maintenance, and the seconds that are left.
+    maintenance_s: BTreeMap<u32, u64>,
 }
 
 impl Node {
     pub(super) fn next_steps(&self, state: &State) -> NextSteps {
         let members = state.map.groups.iter().flat_map(|group| group.members.iter().map(|drive| drive.0));
-        NextSteps { out_after: self.out_after, members: members.collect() }
+        let now_s = self.env.clock.wall_ns() / 1_000_000_000;
+        let nodes = state.cluster.nodes.values();
+        let left = nodes.filter_map(|node| Some((node.id.0, node.maintenance_left_s(now_s)?)));
+        NextSteps { out_after: self.out_after, members: members.collect(), maintenance_s: left.collect() }
     }
 }
 
@@ -70,7 +75,13 @@ fn drive_problems(drives: &[DriveInfo], steps: &NextSteps) -> Vec<String> {
 /// Advice for a drive that does not serve.
 fn next_step(drive: &DriveInfo, steps: &NextSteps) -> String {
     let (id, after) = (drive.id, format_duration(steps.out_after.as_secs()));
-    let others = format!("after {after} away, drives to spare take over what it held");
+    let others = match steps.maintenance_s.get(&drive.node) {
+        None => format!("after {after} away, drives to spare take over what it held"),
+        Some(left) => format!(
+            "its node is in maintenance, and nobody takes over what it held for {} more",
+            format_duration(*left)
+        ),
+    };
     match drive.state.as_str() {
         // Where it is, its reason asks for.
         "missing" if drive.path == "-" => format!(
@@ -196,7 +207,9 @@ mod tests {
     #[track_caller]
     fn check(drives: &[DriveInfo], members: &[u32], said: &[&str], not_said: &str) {
         let members = members.iter().copied().collect();
-        let problems = drive_problems(drives, &NextSteps { out_after: Duration::from_secs(600), members });
+        let maintenance_s = BTreeMap::from([(9, 7200)]);
+        let steps = NextSteps { out_after: Duration::from_secs(600), members, maintenance_s };
+        let problems = drive_problems(drives, &steps);
         assert_eq!(problems.is_empty(), said.is_empty(), "{problems:?}");
         let text = problems.join("\n");
         assert!(said.iter().all(|part| text.contains(part)), "{text}");
@@ -209,6 +222,8 @@ mod tests {
         check(&[drive(2, "missing", 8)], &[2], &["within seconds", "after 10m away", replace], "return");
         check(&[drive(2, "failed", 8)], &[2], &["forebay drive return DIR 2", replace], "within seconds");
         check(&[drive(2, "up", 8), drive(3, "out", 0)], &[2], &[], "drive");
+        let in_maintenance = DriveInfo { node: 9, ..drive(2, "missing", 8) };
+        check(&[in_maintenance], &[2], &["in maintenance, and nobody", "2h"], "after 10m");
     }
 
     #[test]

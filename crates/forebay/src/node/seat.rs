@@ -82,6 +82,8 @@ pub(crate) enum Ended {
     Deposed,
     /// The log or the store of a filesystem failed here.
     Halted,
+    /// This node is to be away.
+    Leaves,
 }
 
 impl Node {
@@ -214,6 +216,9 @@ impl Node {
             tokio::time::sleep(LOOK).await;
             if self.keeping.lock().await.as_ref().is_none_or(JoinHandle::is_finished) {
                 return Ended::Deposed;
+            }
+            if *self.leaves.borrow() {
+                return Ended::Leaves;
             }
             let state = self.state.lock().await;
             if state.filesystems.values().any(|entry| entry.owner.stat().halted) {

@@ -117,6 +117,29 @@ pub(crate) enum NodeCommand {
         #[arg(long)]
         json: bool,
     },
+    /// Say that a node is going to be away on purpose: until then, nobody takes over what its drives hold. Refused if something would
+    /// stop with it. If it owns the metadata, another node takes that over at once.
+    #[command(
+        after_help = "Examples:\n  forebay node maintenance /srv/forebay 2 --for 2h\n  forebay node maintenance /srv/forebay 2 --end"
+    )]
+    Maintenance {
+        /// The directory of any node.
+        dir: PathBuf,
+        /// The number of the node.
+        id: u32,
+        /// For how long, at most 7d.
+        #[arg(long = "for", value_name = "TIME", value_parser = duration, required_unless_present = "end")]
+        time: Option<Duration>,
+        /// It is over.
+        #[arg(long, conflicts_with = "time")]
+        end: bool,
+        /// Also if something stops with the node.
+        #[arg(long, conflicts_with = "end")]
+        force: bool,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
     /// Take a node out of the cluster: its certificate is of no use from then on. Its drives must be out before.
     #[command(after_help = "Example:\n  forebay node remove /srv/forebay 3")]
     Remove {
