@@ -35,7 +35,7 @@ pub struct NodeInfo {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SetMaintenance {
-    /// For so many seconds; `None`: it is over.
+    /// Its length in seconds; `None` ends the maintenance.
     pub for_s: Option<u64>,
     /// Also if something stops with the node.
     #[serde(default)]

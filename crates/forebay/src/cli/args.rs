@@ -304,8 +304,8 @@ pub(crate) struct StartArgs {
     /// devices.
     #[arg(long, value_enum, value_name = "WHICH")]
     pub(crate) trim: Option<TrimChoice>,
-    /// Tell metrics of the node and the cluster at http://ADDRESS:PORT/metrics, for Prometheus, to everybody who asks. Kept for the
-    /// next start; `off` ends it. Default: off.
+    /// Serve metrics of the node and the cluster at http://ADDRESS:PORT/metrics, for Prometheus. There is no password. Kept for the next
+    /// start; `off` ends it. Default: off.
     #[arg(long, value_name = "ADDRESS:PORT|off")]
     pub(crate) metrics: Option<MetricsChoice>,
     /// Serve even if more drives are missing than the profile survives: some reads will fail.

@@ -90,7 +90,7 @@ fn move_to(dir: &Path, request: LogMove, format: Format) -> Result<()> {
     print(format, &log, |log| format!("the logs have moved\n{}", text(log)))
 }
 
-/// Waits for the end of a move, of which there were so many before.
+/// Waits for the end of a move. `before` is the number of tries before it.
 async fn wait(client: &AdminClient, before: u32) -> Result<LogInfo> {
     let mut gone: Option<Instant> = None;
     loop {

@@ -23,7 +23,7 @@ const ETCD: &str = "etcd";
 /// How often a member is looked at, and the longest pause before one that ends at once is started again.
 pub(crate) const LOOK: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(30);
-/// The log of a member begins anew behind so many bytes, at a start.
+/// Size of a member's log at which its next start begins a new one.
 const LOG_BYTES_MAX: u64 = 16 << 20;
 /// How long a new member must have run.
 const TRIAL: Duration = Duration::from_millis(1500);
@@ -214,7 +214,7 @@ impl Supervised {
         Ok(())
     }
 
-    /// What the member has logged last as an error, behind so many bytes; else its last line.
+    /// The last error in the member's log after the first `behind` bytes, or the last line there.
     fn last_error(&self, behind: u64) -> String {
         let log = self.env.files.read(&self.log()).unwrap_or_default();
         let log = String::from_utf8_lossy(log.get(behind as usize..).unwrap_or(&log)).into_owned();
