@@ -172,6 +172,27 @@ uuid!(
     DriveUuid
 );
 
+/// Bits of the epoch of an owner below those that count recoveries.
+const RECOVERY_SHIFT: u32 = 48;
+/// Distance between the last epoch that is known when logs are lost, and the first one after their recovery: further than owners
+/// that are not known can have come.
+const RECOVERY_LEAP: u64 = 1 << 10;
+
+impl Epoch {
+    /// How often the logs of a cluster were lost and begun anew before this epoch of an owner. The upper 16 bits.
+    #[must_use]
+    pub fn recoveries(self) -> u32 {
+        (self.0 >> RECOVERY_SHIFT) as u32
+    }
+
+    /// The epoch from which the next owner goes on after so many recoveries. It is above all epochs of owners before.
+    #[must_use]
+    pub fn recovered(self, recoveries: u32) -> Self {
+        let low = self.0 & ((1 << RECOVERY_SHIFT) - 1);
+        Self(u64::from(recoveries) << RECOVERY_SHIFT | (low + RECOVERY_LEAP))
+    }
+}
+
 /// The text is not 32 hexadecimal digits, with or without dashes.
 #[derive(Debug, thiserror::Error)]
 #[error("not an id of 32 hexadecimal digits")]
@@ -197,6 +218,18 @@ mod tests {
         assert_eq!(MapId(1 << 63 | 7).file(), None);
         assert_eq!(MapId(7).next_of_file(), None);
         assert_eq!(MapId::first_of(Ino(1 << 48)), None);
+    }
+
+    #[test]
+    fn epochs_after_a_recovery_are_above_all_before() {
+        let lost = Epoch(7);
+        assert_eq!(lost.recoveries(), 0);
+        let next = lost.recovered(1);
+        assert!(next > Epoch(lost.0 + 1000) && next.recoveries() == 1, "{next}");
+        let third = Epoch(next.0 + 3).recovered(2);
+        assert!(third > next && third.recoveries() == 2);
+        // Numbers made from the lower bits stay unique, too.
+        assert!(third.0 << 40 != next.0 << 40);
     }
 
     #[test]

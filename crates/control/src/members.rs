@@ -10,6 +10,9 @@ use layout::{
 use crate::protection::{Owed, Seen};
 use crate::{Cluster, DriveRecord, FilesystemRecord, Plan};
 
+/// How far groups of which a ledger has seen a newer state are moved ahead.
+const RECOVERY_LEAP: u64 = 1 << 16;
+
 /// What ended.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Finished {
@@ -177,6 +180,26 @@ impl Plan {
         returned.into_iter().for_each(|group| self.set_group(group));
     }
 
+    /// The end of the logs was lost: the ledgers go on behind what one node had of them, with their logs at `log`. What drives and
+    /// filesystems saw of the lost end counts for nothing.
+    pub fn recover(&mut self, log: &str, recoveries: u32) {
+        self.set_cluster(|cluster| {
+            log.clone_into(&mut cluster.log);
+            cluster.recoveries = recoveries;
+        });
+        for drive in self.next().drives.values().cloned().collect::<Vec<_>>() {
+            self.set_drive(DriveRecord { may_know_lost: true, ..drive });
+        }
+        for filesystem in self.next().filesystems.values().cloned().collect::<Vec<_>>() {
+            self.set_filesystem(FilesystemRecord { has_lost_end: true, ..filesystem });
+        }
+        // Ledgers may have seen newer ones.
+        for mut group in self.next().groups.values().cloned().collect::<Vec<_>>() {
+            group.epoch.0 += RECOVERY_LEAP;
+            self.set_group(group);
+        }
+    }
+
     /// Ends the rebuild of groups whose members have all their shards, and retires drives that are empty.
     pub fn finish(&mut self, is_rebuilt: impl Fn(&PlacementGroup) -> bool) -> Finished {
         let rebuilding = self.next().groups.values().filter(|group| !group.rebuilding.is_empty());
@@ -213,6 +236,7 @@ mod tests {
             state: DriveState::Up,
             scrub: ScrubRecord::default(),
             mark: DriveMark::default(),
+            may_know_lost: false,
         }
     }
 
@@ -430,6 +454,20 @@ mod tests {
         let now = finished(&plan.into_next()).1;
         assert!(now.groups.values().all(|group| group.spread.per_domain == 1));
         assert_eq!(now.reads_survive(&record, &seen, &BTreeSet::new(), FailureDomain::Node), 2);
+    }
+
+    #[test]
+    fn after_a_loss_of_the_logs_nothing_that_was_seen_of_their_end_counts() {
+        let before = cluster(&[6], "4+2");
+        let mut plan = Plan::new(before.clone());
+        plan.recover("etcd://a:1?prefix=x.1", 1);
+        let now = plan.into_next();
+        assert_eq!((now.record.recoveries, now.record.log.as_str()), (1, "etcd://a:1?prefix=x.1"));
+        assert!(now.drives.values().all(|drive| drive.may_know_lost));
+        assert!(now.filesystems.values().all(|filesystem| filesystem.has_lost_end));
+        for (group, earlier) in now.groups.values().zip(before.groups.values()) {
+            assert!(group.epoch.0 > earlier.epoch.0 + 1000 && group.members == earlier.members);
+        }
     }
 
     #[test]

@@ -32,6 +32,9 @@ pub struct ClusterRecord {
     /// The engine that has the logs of the ledgers, as the node gave it that put them there; empty: files of the first node.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub log: String,
+    /// How often the logs were lost, and begun anew behind what one node had of them.
+    #[serde(default)]
+    pub recoveries: u32,
     /// Limits of background work.
     #[serde(default)]
     pub upkeep: UpkeepRecord,
@@ -50,6 +53,7 @@ impl ClusterRecord {
             next_token: 0,
             authorities: String::new(),
             log: String::new(),
+            recoveries: 0,
             upkeep: UpkeepRecord::default(),
         }
     }
@@ -133,6 +137,9 @@ pub struct DriveRecord {
     /// Lower bound of the drive's own mark: a drive whose mark is lower is an older copy of itself.
     #[serde(default)]
     pub mark: DriveMark,
+    /// It may know newer metadata than there is, because the end of the logs was lost: that is forgotten when it is used next.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub may_know_lost: bool,
 }
 
 impl DriveRecord {
@@ -146,6 +153,7 @@ impl DriveRecord {
             state: DriveState::Up,
             scrub: ScrubRecord::default(),
             mark: DriveMark::default(),
+            may_know_lost: false,
         }
     }
 }
@@ -204,6 +212,9 @@ pub struct FilesystemRecord {
     /// The number of its filesystem group; `None` for the group `default`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub filesystem_group: Option<u32>,
+    /// The end of its log was lost: the next owner of its ledger must move all numbers ahead.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub has_lost_end: bool,
 }
 
 impl FilesystemRecord {
@@ -222,6 +233,7 @@ impl FilesystemRecord {
             balancing: false,
             tier: None,
             filesystem_group: None,
+            has_lost_end: false,
         }
     }
 

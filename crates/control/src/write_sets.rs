@@ -179,6 +179,7 @@ mod tests {
             state: DriveState::Up,
             scrub: ScrubRecord::default(),
             mark: DriveMark::default(),
+            may_know_lost: false,
         }
     }
 

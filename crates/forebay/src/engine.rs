@@ -107,10 +107,19 @@ impl std::fmt::Display for EngineAddress {
 }
 
 impl EngineAddress {
-    /// The address with a prefix, which is that of the cluster unless another was chosen.
-    pub(crate) fn of_cluster(mut self, cluster: ClusterId) -> Self {
-        self.prefix.get_or_insert_with(|| format!("{PREFIX}{cluster}"));
+    /// The address with a prefix, which is that of the cluster unless another was chosen. After a recovery it is another one: what was
+    /// there before is never taken for the logs.
+    pub(crate) fn of_cluster(mut self, cluster: ClusterId, recoveries: u32) -> Self {
+        self.prefix.get_or_insert_with(|| match recoveries {
+            0 => format!("{PREFIX}{cluster}"),
+            count => format!("{PREFIX}{cluster}.{count}"),
+        });
         self
+    }
+
+    /// The same members, without a place there.
+    pub(crate) fn anywhere(self) -> Self {
+        Self { prefix: None, ..self }
     }
 
     /// The same logs at other members: what the new address leaves out stays.
@@ -131,11 +140,11 @@ impl EngineAddress {
     }
 
     /// An engine whose members Forebay runs.
-    pub(crate) fn own(members: &[EngineMember], cluster: ClusterId) -> Result<Self> {
+    pub(crate) fn own(members: &[EngineMember], cluster: ClusterId, recoveries: u32) -> Result<Self> {
         let members =
             members.iter().map(|member| format!("{}:{}", bracketed(&member.host), member.client_port));
         let address = format!("etcd://{}?run=own", members.collect::<Vec<_>>().join(","));
-        Ok(address.parse::<Self>()?.of_cluster(cluster))
+        Ok(address.parse::<Self>()?.of_cluster(cluster, recoveries))
     }
 
     /// Whether Forebay runs its members.
@@ -223,6 +232,11 @@ impl Engine {
         claimed.with_context(|| format!("claiming a place in {}", self.address()))
     }
 
+    /// The number of the attempt that brought the logs here; 0: they began here.
+    pub(crate) async fn number(&self) -> Result<u64> {
+        self.etcd.number().await.with_context(|| format!("reading from {}", self.address()))
+    }
+
     /// Begins a log that comes from elsewhere behind its end. Returns whether the place is still that of this move.
     pub(crate) async fn begin(&self, number: u64, ledger: LedgerId, end: (Epoch, Seq)) -> Result<bool> {
         let begun = self.etcd.begin(number, ledger, end).await;
@@ -281,7 +295,8 @@ mod tests {
             client_port: 7741,
             peer_port: 7742,
         };
-        let own = EngineAddress::own(&[member("10.0.0.1"), member("fd00::1")], ClusterId([1; 16])).unwrap();
+        let own =
+            EngineAddress::own(&[member("10.0.0.1"), member("fd00::1")], ClusterId([1; 16]), 0).unwrap();
         assert!(
             own.is_own()
                 && own.to_string().starts_with("etcd://10.0.0.1:7741,[fd00::1]:7741?run=own&prefix=")
@@ -293,13 +308,13 @@ mod tests {
     #[test]
     fn other_members_have_the_same_logs() {
         let parse = |text: &str| text.parse::<EngineAddress>().unwrap();
-        let known = parse("etcd://a:1").of_cluster(ClusterId([1; 16]));
+        let known = parse("etcd://a:1").of_cluster(ClusterId([1; 16]), 0);
         assert!(known.prefix().starts_with("forebay/"), "{known}");
         let next = known.moved_to(parse("etcd://b:2")).unwrap();
         assert_eq!(next.prefix(), known.prefix());
         assert!(known.moved_to(parse("etcd://b:2?prefix=x")).is_err());
         assert!(known.moved_to(parse("etcd://a:1?run=own")).is_err());
-        let own = parse("etcd://a:1?run=own").of_cluster(ClusterId([1; 16]));
+        let own = parse("etcd://a:1?run=own").of_cluster(ClusterId([1; 16]), 0);
         assert!(own.moved_to(parse("etcd://a:1")).is_err(), "its members would not be started");
     }
 }

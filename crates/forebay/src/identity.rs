@@ -46,6 +46,9 @@ pub(crate) struct Membership {
     /// The engine that has the logs of the ledgers; `None`: files of the first node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) log: Option<String>,
+    /// How often the logs were lost and begun anew, as far as this node knows. Owners from before count for nothing.
+    #[serde(default)]
+    pub(crate) recoveries: u32,
 }
 
 impl IdentityFiles {

@@ -40,8 +40,20 @@ pub struct Witness {
 pub struct Evidence {
     /// One witness for each drive that knows the ledger.
     pub witnesses: Vec<Witness>,
-    /// Go on with an older ledger. Changes that only the newer one had are lost.
-    pub accept_older: bool,
+    /// What to do with a ledger that is older than drives know.
+    pub older: Older,
+}
+
+/// What to do with a ledger that is older than drives know.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Older {
+    /// It is not opened.
+    #[default]
+    Refuse,
+    /// It goes on. Changes that only the newer one had are lost.
+    Accept,
+    /// It goes on, and counts as older whatever drives know: the end of its log was lost.
+    Certain,
 }
 
 /// The ledger is older than the one that a drive has seen, or diverged from it.
@@ -184,13 +196,13 @@ impl Evidence {
     pub fn decide(&self, history: &History, lineage: Lineage) -> Result<Beginning, OlderLedger> {
         let older = self.witnesses.iter().find_map(|witness| history.check(witness).err());
         if let Some(older) = &older {
-            if !self.accept_older {
+            if self.older == Older::Refuse {
                 return Err(older.clone());
             }
             tracing::warn!(%older, "an older ledger goes on, as was asked for");
         }
         let highest_extent = self.witnesses.iter().filter_map(|witness| witness.known.highest_extent).max();
-        Ok(Beginning { lineage, highest_extent, is_older: older.is_some() })
+        Ok(Beginning { lineage, highest_extent, is_older: older.is_some() || self.older == Older::Certain })
     }
 }
 
@@ -234,6 +246,22 @@ mod tests {
         assert!(fork.check(&knows(80, 15)).is_err());
         assert!(fork.check(&knows(80, 13)).is_err(), "the batch is another one");
         assert_eq!(fork.check(&knows(80, 12)), Ok(()));
+    }
+
+    #[test]
+    fn an_older_ledger_goes_on_only_with_consent_or_after_a_loss() {
+        let ledger = history(&[(1, 70)], 15);
+        let decide = |older, witnesses: &[Witness]| {
+            let evidence = Evidence { witnesses: witnesses.to_vec(), older };
+            evidence.decide(&ledger, Lineage(9)).map(|beginning| beginning.is_older)
+        };
+        let newer = [knows(70, 16)];
+        assert!(decide(Older::Refuse, &newer).is_err());
+        assert_eq!(decide(Older::Accept, &newer), Ok(true));
+        assert_eq!(decide(Older::Accept, &[]), Ok(false));
+        // No drive needs to know of the loss.
+        assert_eq!(decide(Older::Certain, &[]), Ok(true));
+        assert_eq!(decide(Older::Certain, &newer), Ok(true));
     }
 
     #[test]

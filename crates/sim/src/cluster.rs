@@ -378,6 +378,7 @@ fn drive_record(number: u32, node: NodeId) -> DriveRecord {
         state: DriveState::Up,
         scrub: ScrubRecord::default(),
         mark: DriveMark::default(),
+        may_know_lost: false,
     }
 }
 

@@ -150,7 +150,7 @@ async fn evidence(drives: &Drives) -> Evidence {
         let known = known.into_iter().filter(|known| known.ledger == LEDGER);
         witnesses.extend(known.map(|known| Witness { drive: base::DriveId(*number), known }));
     }
-    Evidence { witnesses, accept_older: false }
+    Evidence { witnesses, ..Evidence::default() }
 }
 
 /// The log of the ledger, and the local store of each host.

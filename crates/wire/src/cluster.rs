@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use base::{DriveId, DriveUuid, Epoch, NodeId, Seq};
+use base::{DriveId, DriveUuid, Epoch, LedgerId, NodeId, Seq};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
@@ -208,6 +208,8 @@ pub enum HostRequest {
     },
     /// The condition of its member of the engine. Answer: `Engine`.
     Engine,
+    /// How far its local stores of the ledgers have come, whatever the engine says. Answer: `Stored`.
+    Stored,
 }
 
 /// A member of an engine that a node is to run.
@@ -266,6 +268,19 @@ pub enum HostReply {
     Drives(Vec<HostedDrive>),
     /// Its member of the engine.
     Engine(EngineCondition),
+    /// The last entry in each of its local stores.
+    Stored(Vec<StoredLedger>),
+}
+
+/// A ledger as a node has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoredLedger {
+    /// The ledger.
+    pub ledger: LedgerId,
+    /// The last entry in the store.
+    pub seq: Seq,
+    /// The epoch of the owner that appended it.
+    pub epoch: Epoch,
 }
 
 /// The condition of a member of the engine, as its node sees it.

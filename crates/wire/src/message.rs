@@ -300,6 +300,7 @@ pub const HOST: Operations = Operations(&[
     ("StartEngine", 0x01c4),
     ("EndEngine", 0x01c5),
     ("Engine", 0x01c6),
+    ("Stored", 0x01c7),
 ]);
 /// Operations of drives.
 pub const DRIVE: Operations = Operations(&[

@@ -1,6 +1,7 @@
 //! The commands and their options.
 
 mod blobs;
+mod clusters;
 mod events;
 mod filesystem_groups;
 mod logs;
@@ -19,6 +20,7 @@ use crate::engine::EngineAddress;
 use crate::node::{IoChoice, MetricsChoice, S3Options, TrimChoice};
 
 pub(crate) use blobs::{BlobCommand, RangeName};
+pub(crate) use clusters::{ClusterCommand, RecoverArgs};
 pub(crate) use events::EventsArgs;
 pub(crate) use filesystem_groups::{FsGroupCommand, OneFsGroupArgs};
 pub(crate) use logs::LogCommand;
@@ -186,6 +188,9 @@ pub(crate) enum Command {
     /// Show where the logs of the metadata are, and move them to an engine that several nodes reach.
     #[command(subcommand)]
     Log(LogCommand),
+    /// Recover a cluster that has lost the logs of its metadata.
+    #[command(subcommand)]
+    Cluster(ClusterCommand),
     /// Look at the copies of the metadata, add and remove directories for them.
     #[command(subcommand)]
     Meta(MetaCommand),

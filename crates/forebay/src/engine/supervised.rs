@@ -187,6 +187,19 @@ impl Supervised {
         Ok((text("authority.pem")?, text("authority-key.pem")?))
     }
 
+    /// Ends the member of an engine that is lost, and puts its files aside.
+    pub(crate) fn give_up(&self) -> Result<()> {
+        if !self.exists() {
+            return Ok(());
+        }
+        self.end()?;
+        let (root, aside) = (self.dir.engine(), self.dir.engine().with_extension("former"));
+        if aside.exists() {
+            std::fs::remove_dir_all(&aside).with_context(|| format!("cannot remove {}", aside.display()))?;
+        }
+        self.env.files.rename(&root, &aside).with_context(|| format!("cannot rename {}", root.display()))
+    }
+
     /// Ends the member of an attempt that has failed, and removes its files.
     pub(crate) fn undo(&self, number: u64) -> Result<()> {
         if !self.exists() || self.seat()?.number != number {

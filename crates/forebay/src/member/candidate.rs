@@ -98,6 +98,11 @@ impl Candidate {
         }
     }
 
+    /// The local stores.
+    pub(super) fn ledgers(&self) -> MetaDirs {
+        self.ledgers.clone()
+    }
+
     /// Stops following all ledgers.
     pub(super) fn stop(&self) {
         lock(&self.standbys).clear();
@@ -261,7 +266,7 @@ async fn begin(member: &Arc<Member>, address: &EngineAddress) -> Arc<Candidate> 
             // After a move, nobody else has what the stores of this node have.
             let is_alone = is_unfinished(&member.env, &member.dir);
             let whole = if is_alone { WholeLog::No } else { WholeLog::Yes };
-            anyhow::Ok(ledgers.with_engine(engine, &member.runtime, whole))
+            ledgers.with_engine(engine, &member.runtime, whole).await
         };
         match connected.await {
             Ok(ledgers) => return Candidate::new(ledgers),

@@ -274,9 +274,10 @@ impl HostService for DriveHost {
                 HostRequest::Reopen { drive } => self.reopen(drive).await.map(done),
                 HostRequest::Close { drive } => self.close_unknown(drive).await.map(done),
                 HostRequest::Drives => Ok(HostReply::Drives(self.hosted().await)),
-                HostRequest::StartEngine(_) | HostRequest::EndEngine { .. } | HostRequest::Engine => {
-                    Err(anyhow::anyhow!("this opens drives only"))
-                }
+                HostRequest::StartEngine(_)
+                | HostRequest::EndEngine { .. }
+                | HostRequest::Engine
+                | HostRequest::Stored => Err(anyhow::anyhow!("this opens drives only")),
             };
             reply.map_err(|error| Declined(format!("{error:#}")))
         })

@@ -78,7 +78,8 @@ pub(crate) async fn join(env: &Env, dir: &NodeDir, options: JoinOptions) -> Resu
     }
     // This file makes it a node.
     let log = Some(log).filter(|log| !log.is_empty());
-    let membership = Membership { cluster: options.token.cluster, node, listen, addresses, nodes, log };
+    let membership =
+        Membership { cluster: options.token.cluster, node, listen, addresses, nodes, log, recoveries: 0 };
     identity.keep_membership(&membership)
 }
 

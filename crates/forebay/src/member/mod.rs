@@ -8,6 +8,7 @@ mod join;
 mod manage;
 mod mounts;
 mod owner;
+mod recover;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -19,7 +20,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use base::DriveId;
 use base::env::{Env, File};
-use control::{Cluster, DriveRecord, Follower};
+use control::{Cluster, ClusterRecord, DriveRecord, Follower};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
@@ -43,6 +44,7 @@ use owner::{ForAll, KnownOwner};
 
 use join::reached_at;
 pub(crate) use join::{JoinOptions, join};
+pub(crate) use recover::{OtherNode, RecoverOptions, Recovery, recover};
 
 /// How often the node looks after its drives and mounts.
 const TICK: Duration = Duration::from_secs(1);
@@ -209,7 +211,7 @@ impl Member {
             named: options.drive_paths.clone(),
             gate: MemberGate::new(&env, &dir, &runtime, memory, options.s3.clone())?,
             clients: Clients::new(&env),
-            owner: KnownOwner::new(engine.is_some()),
+            owner: KnownOwner::new(engine.is_some(), membership.recoveries),
             role: Mutex::default(),
             offers: watch::Sender::new(Services::default()),
             engine: Mutex::new(engine),
@@ -340,6 +342,27 @@ impl Member {
         candidate.map_or(Ok(()), |candidate| candidate.follow_engine(self, &next))
     }
 
+    /// Takes note that the logs were lost, and begun anew elsewhere: what this process knows of the lost ones is of no use, so it begins
+    /// anew, too.
+    fn follow_recovery(&self, record: &ClusterRecord) -> Result<()> {
+        let known = lock(&self.membership).clone();
+        if record.recoveries <= known.recoveries {
+            return Ok(());
+        }
+        let is_elsewhere = known.log.is_some_and(|log| log != record.log);
+        self.change_membership(|membership| {
+            membership.recoveries = record.recoveries;
+            if is_elsewhere {
+                membership.log = Some(record.log.clone());
+            }
+        })?;
+        if is_elsewhere {
+            tracing::warn!(engine = record.log, "the logs of the ledgers were recovered");
+            self.deposed.send_replace(true);
+        }
+        Ok(())
+    }
+
     /// Changes the place of this node in its cluster, and keeps that.
     fn change_membership(&self, change: impl FnOnce(&mut Membership)) -> Result<()> {
         let mut membership = lock(&self.membership);
@@ -422,6 +445,10 @@ impl Member {
         if lock(&self.membership).nodes != nodes {
             self.network.set_nodes(&nodes, &self.runtime);
             self.change_membership(|membership| membership.nodes.clone_from(&nodes))?;
+        }
+        self.follow_recovery(&cluster.record)?;
+        if *self.deposed.borrow() {
+            return Ok(());
         }
         self.follow_engine(&cluster.record.log)?;
         let here = self.network.here();

@@ -6,17 +6,20 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use base::{Epoch, FsError, NodeId};
 use futures_util::future::join_all;
+use meta::log::StaleCopies;
 use tokio::sync::watch;
 use wire::BoxFuture;
 use wire::cluster::{
     ClusterReply, ClusterRequest, ClusterService, Declined, EngineSeat, HostReply, HostRequest, HostService,
-    JoinReply, JoinRequest, JoinService,
+    JoinReply, JoinRequest, JoinService, StoredLedger,
 };
 use wire::link::RemoteCluster;
 use wire::view::{NEWS_WAIT_MAX, ViewReply, ViewRequest, ViewService};
 
+use super::recover::Copy;
 use super::{Member, lock};
 use crate::identity::{ONLY_EPOCH, OWNER};
+use crate::node::MetaDirs;
 
 /// How long a node may take to say whether it is the owner.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(2);
@@ -31,14 +34,16 @@ pub(super) struct Owner {
 
 /// The newest owner that this node knows.
 pub(super) struct KnownOwner {
+    /// Owners from before so many recoveries of the logs count for nothing.
+    recoveries: u32,
     newest: watch::Sender<Option<Owner>>,
     node: watch::Sender<Option<NodeId>>,
 }
 
 impl KnownOwner {
     /// Of a cluster in which it may be any node, or only the first.
-    pub(super) fn new(may_move: bool) -> Self {
-        let known = Self { newest: watch::Sender::new(None), node: watch::Sender::new(None) };
+    pub(super) fn new(may_move: bool, recoveries: u32) -> Self {
+        let known = Self { recoveries, newest: watch::Sender::new(None), node: watch::Sender::new(None) };
         if !may_move {
             known.note(Owner { node: OWNER, epoch: ONLY_EPOCH });
         }
@@ -61,6 +66,9 @@ impl KnownOwner {
 
     /// Takes note of an owner, unless it is an earlier one.
     pub(super) fn note(&self, owner: Owner) {
+        if owner.epoch.recoveries() < self.recoveries {
+            return;
+        }
         let is_news = self.newest.send_if_modified(|newest| {
             let is_news = newest.is_none_or(|newest| owner.epoch > newest.epoch);
             if is_news {
@@ -173,6 +181,7 @@ impl HostService for ForAll {
                     self.0.end_engine(number).await.map(|()| HostReply::Done)
                 }
                 HostRequest::Engine => self.0.engine_here().condition().map(HostReply::Engine),
+                HostRequest::Stored => self.0.stored().await.map(HostReply::Stored),
                 request => return self.0.host.ask(request).await,
             };
             answer.map_err(|error| Declined(format!("{error:#}")))
@@ -199,6 +208,18 @@ impl Member {
             self.stand(address);
         }
         Ok(())
+    }
+
+    /// How far the local stores of this node have come.
+    async fn stored(&self) -> Result<Vec<StoredLedger>> {
+        let candidate = lock(&self.candidate).clone();
+        let ledgers = match candidate {
+            Some(candidate) => candidate.ledgers(),
+            // It has not reached the engine yet.
+            None => MetaDirs::load(&self.env, &self.dir, &[], StaleCopies::Refuse)?,
+        };
+        let copy = tokio::task::spawn_blocking(move || Copy::read(&ledgers)).await??;
+        Ok(copy.map(|copy| copy.stored()).unwrap_or_default())
     }
 
     /// Ends the member of an attempt to move the logs, which has failed.

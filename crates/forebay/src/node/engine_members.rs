@@ -33,7 +33,7 @@ const LOOK: Duration = Duration::from_secs(5);
 const STEP: Duration = Duration::from_secs(1);
 
 /// The member of the engine on a node.
-fn member_of(node: &NodeAddresses) -> Result<EngineMember> {
+pub(crate) fn member_of(node: &NodeAddresses) -> Result<EngineMember> {
     let address = node.addresses.first();
     let address = address.with_context(|| format!("node {} has no address", node.node))?;
     let (host, port) = address.rsplit_once(':').context("an address has no port")?;
@@ -228,7 +228,8 @@ impl Node {
         };
         let voters: Vec<EngineMember> =
             wanted.iter().filter(|(node, _)| votes(node)).map(|(_, member)| member.clone()).collect();
-        let address = EngineAddress::own(&voters, self.cluster)?;
+        let recoveries = self.state.lock().await.cluster.record.recoveries;
+        let address = EngineAddress::own(&voters, self.cluster, recoveries)?;
         if voters.is_empty() || address == engine.address() {
             return Ok(());
         }
@@ -297,7 +298,7 @@ impl Node {
         for started in join_all(others).await {
             started?;
         }
-        let address = EngineAddress::own(&members, self.cluster)?;
+        let address = EngineAddress::own(&members, self.cluster, 0)?;
         let works = async {
             while let Err(error) = Engine::connect(&self.env, &self.dir, &address).await {
                 tracing::debug!(error = %format!("{error:#}"), "the new engine does not work yet");

@@ -12,6 +12,7 @@ use bytes::Bytes;
 use client::{Client, ClientOptions, FsStat, OwedEntry, Peers, Reach, Topology, only_owner};
 use control::{Cluster, FilesystemRecord, WriteSet};
 use layout::{ClusterMap, FailureDomain, shard_len};
+use meta::history::Older;
 use meta::log::Vacancy;
 use meta::owner::{EarlierSessions, Owner, OwnerOptions, OwnerStat};
 use posix::fuse::UnmountMode;
@@ -233,7 +234,9 @@ async fn open_owner(
     let FilesystemParts { env, meta_dirs, knowledge, memory, .. } = *parts;
     let (owner_env, meta_dirs, evidence) = (env.clone(), meta_dirs.clone(), knowledge.of(ledger));
     let (cache_bytes, unstored_bytes_max) = (memory.store_cache_bytes, memory.unstored_bytes);
-    let earlier_sessions = if has_others { EarlierSessions::ResumeElsewhere } else { EarlierSessions::End };
+    // Clients may have seen what was lost: they begin anew.
+    let resumes = has_others && evidence.older != Older::Certain;
+    let earlier_sessions = if resumes { EarlierSessions::ResumeElsewhere } else { EarlierSessions::End };
     // A log of files has no standbys.
     let standby_grace = if meta_dirs.engine().is_some() { STANDBY_WAIT_MAX } else { Duration::ZERO };
     let open = move || -> Result<_> {

@@ -12,7 +12,7 @@ use base::{DriveId, LedgerId};
 use client::Client;
 use control::{CONTROL_LEDGER, Control, ControlError, DriveRecord, Plan};
 use futures_util::future::join_all;
-use meta::history::{Evidence, Witness};
+use meta::history::{Evidence, Older, Witness};
 use tokio::task::JoinHandle;
 use wire::drive::DriveMark;
 use wire::event::Severity;
@@ -31,7 +31,9 @@ const DRIVE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Positions of ledgers that each drive has.
 pub(super) struct Knowledge {
     drives: Vec<(DriveId, Vec<KnownLedger>)>,
-    accept_older: bool,
+    older: Older,
+    /// Ledgers that are older for certain.
+    bereft: BTreeSet<LedgerId>,
 }
 
 /// The state after the last update.
@@ -55,12 +57,13 @@ impl Knowledge {
                 known.push((*id, ledgers));
             }
         }
-        Self { drives: known, accept_older }
+        let older = if accept_older { Older::Accept } else { Older::Refuse };
+        Self { drives: known, older, bereft: BTreeSet::new() }
     }
 
-    /// Nothing is known.
-    pub(super) fn none() -> Self {
-        Self { drives: Vec::new(), accept_older: false }
+    /// Nothing is known of drives. The ends of the logs of these ledgers were lost.
+    pub(super) fn of_bereft(bereft: BTreeSet<LedgerId>) -> Self {
+        Self { drives: Vec::new(), older: Older::Refuse, bereft }
     }
 
     /// The positions of one ledger.
@@ -71,7 +74,7 @@ impl Knowledge {
         };
         Evidence {
             witnesses: self.drives.iter().filter_map(of_drive).collect(),
-            accept_older: self.accept_older,
+            older: if self.bereft.contains(&ledger) { Older::Certain } else { self.older },
         }
     }
 }
@@ -125,8 +128,8 @@ pub(super) async fn note_drives(
                     format!("{text}: {place}"),
                 ));
             }
-            if record.mark != *mark {
-                plan.set_drive(DriveRecord { mark: *mark, ..record });
+            if record.mark != *mark || record.may_know_lost {
+                plan.set_drive(DriveRecord { mark: *mark, may_know_lost: false, ..record });
             }
         }
         Ok::<_, ControlError>(happened)

@@ -29,6 +29,11 @@ const DIRS_MAX: usize = 3;
 /// Number of directories with a local store; the others have logs only.
 const STORES_MAX: usize = 2;
 const MARKER: &str = "forebay-meta";
+/// The local store of a ledger, and the file beside it with the number of the attempt that brought its log to the engine.
+const STORE: &str = "state.redb";
+const NUMBER: &str = "engine";
+/// Memory for a store that is only looked at.
+const CACHE_BYTES: usize = 4 << 20;
 
 /// `meta-dirs.json`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -54,6 +59,8 @@ pub(crate) struct MetaDirs {
 #[derive(Clone)]
 struct EngineLogs {
     engine: Engine,
+    /// That of the attempt which brought the logs there.
+    number: u64,
     runtime: Handle,
     whole: WholeLog,
     open: Arc<Mutex<BTreeMap<LedgerId, LedgerFiles>>>,
@@ -108,7 +115,7 @@ impl MetaDirs {
     pub(super) fn forget_attempt(&self) -> Result<()> {
         for dir in &self.record.dirs {
             let ledger = NodeDir::ledger_in(dir, CONTROL_LEDGER);
-            let store = ledger.join("state.redb");
+            let store = ledger.join(STORE);
             if self.env.files.exists(&store) && !self.env.files.exists(&ledger.join("log")) {
                 self.env
                     .files
@@ -121,9 +128,79 @@ impl MetaDirs {
 
     /// The directories of a node of which an engine has the logs. Its requests run on the runtime. `whole` says whether a damaged
     /// store gets everything from the log, or a copy from the owner.
-    pub(crate) fn with_engine(mut self, engine: Engine, runtime: &Handle, whole: WholeLog) -> Self {
-        self.engine = Some(EngineLogs { engine, runtime: runtime.clone(), whole, open: Arc::default() });
-        self
+    ///
+    /// # Errors
+    /// If the engine does not answer.
+    pub(crate) async fn with_engine(
+        mut self,
+        engine: Engine,
+        runtime: &Handle,
+        whole: WholeLog,
+    ) -> Result<Self> {
+        let number = engine.number().await?;
+        let runtime = runtime.clone();
+        self.engine = Some(EngineLogs { engine, number, runtime, whole, open: Arc::default() });
+        Ok(self)
+    }
+
+    /// The local store of a ledger, also without its log; `None`: there is none here.
+    pub(crate) fn store(&self, ledger: LedgerId) -> Result<Option<Arc<MirroredState>>> {
+        if let Some(logs) = &self.engine {
+            let open = logs.open.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(files) = open.get(&ledger) {
+                return Ok(Some(files.state.clone()));
+            }
+        }
+        let stores = self.stores_of(ledger);
+        if !stores.iter().any(|store| self.env.files.exists(store)) {
+            return Ok(None);
+        }
+        let state = MirroredState::open(&self.env, &stores, CACHE_BYTES, Seq(0), WholeLog::No);
+        let state = state.with_context(|| format!("opening the local store of ledger {ledger}"))?;
+        Ok(Some(Arc::new(state)))
+    }
+
+    /// The local store of a ledger goes on with the log that the attempt with this number has begun behind its end.
+    pub(crate) fn go_on(&self, ledger: LedgerId, number: u64) -> Result<()> {
+        let stores = self.stores_of(ledger);
+        let there = stores.iter().filter(|store| self.env.files.exists(store));
+        there.into_iter().try_for_each(|store| self.note_number(store, number))
+    }
+
+    /// The local stores of a ledger.
+    fn stores_of(&self, ledger: LedgerId) -> Vec<PathBuf> {
+        self.ledger_dirs(ledger).iter().take(STORES_MAX).map(|dir| dir.join(STORE)).collect()
+    }
+
+    fn note_number(&self, store: &Path, number: u64) -> Result<()> {
+        let path = store.with_file_name(NUMBER);
+        let written = self.env.files.write_atomic(&path, format!("{number:016x}\n").as_bytes());
+        written.with_context(|| format!("cannot write {}", path.display()))
+    }
+
+    /// Puts a store aside whose log was lost, if the logs were begun anew behind what another node had of them: it may have entries that
+    /// are others now.
+    fn put_former_aside(&self, store: &Path, number: u64) -> Result<()> {
+        let (path, files) = (store.with_file_name(NUMBER), &self.env.files);
+        if files.exists(&path) {
+            let known = files.read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+            if known == format!("{number:016x}\n").as_bytes() {
+                return Ok(());
+            }
+            if files.exists(store) {
+                let aside = store.with_extension("former");
+                let shown = aside.display().to_string();
+                tracing::warn!(
+                    aside = shown,
+                    "the logs were recovered: this store is put aside, and made anew"
+                );
+                files.rename(store, &aside).with_context(|| format!("cannot rename {}", store.display()))?;
+            }
+        } else if !files.exists(store.parent().unwrap_or(store)) {
+            // Its disk is not there.
+            return Ok(());
+        }
+        self.note_number(store, number)
     }
 
     /// The engine that has the logs.
@@ -217,8 +294,8 @@ impl MetaDirs {
             return Ok(files.clone());
         }
         let log = logs.runtime.block_on(logs.engine.log(ledger))?;
-        let stores: Vec<PathBuf> =
-            self.ledger_dirs(ledger).iter().take(STORES_MAX).map(|dir| dir.join("state.redb")).collect();
+        let stores = self.stores_of(ledger);
+        stores.iter().try_for_each(|store| self.put_former_aside(store, logs.number))?;
         let state = MirroredState::open(&self.env, &stores, cache_bytes, log.first(), logs.whole);
         let state = state.with_context(|| format!("opening the local store of ledger {ledger}"))?;
         let state = Arc::new(state);
@@ -245,7 +322,7 @@ impl MetaDirs {
         let logs: Vec<PathBuf> = dirs.iter().map(|dir| dir.join("log")).collect();
         let options = MirrorOptions { io: CopyIo::Threads, stale: self.stale, ..MirrorOptions::default() };
         let log = Arc::new(MirroredLog::open(&self.env, &logs, options)?);
-        let stores: Vec<PathBuf> = dirs.iter().take(STORES_MAX).map(|dir| dir.join("state.redb")).collect();
+        let stores: Vec<PathBuf> = dirs.iter().take(STORES_MAX).map(|dir| dir.join(STORE)).collect();
         let state = MirroredState::open(&self.env, &stores, cache_bytes, log.first(), log.whole());
         let state = state.map_err(|error| match error {
             StateError::Damaged(_) => anyhow::Error::new(error)

@@ -69,6 +69,7 @@ use start::OUT_AFTER;
 pub(crate) use clients::{CLIENTS_SOCKET, Clients};
 pub(crate) use drives::{DriveEntry, DriveMaker, DriveSettings};
 pub(crate) use endpoint::{Endpoint, EndpointParts, S3Options};
+pub(crate) use engine_members::member_of;
 pub(crate) use fsck::fsck_stopped;
 pub(crate) use ledgers::MetaDirs;
 pub(crate) use local_drives::LocalDrives;

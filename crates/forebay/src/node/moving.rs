@@ -170,7 +170,7 @@ impl Node {
         let known = MoveRecord::load(&self.env, &self.dir).map_err(failed)?;
         let number = known.as_ref().map_or_else(|| self.env.random.next_u64(), |record| record.number);
         if let Some(given) = given.clone()
-            && let Err(error) = self.check_engine(&given.of_cluster(self.cluster), number).await
+            && let Err(error) = self.check_engine(&given.of_cluster(self.cluster, 0), number).await
         {
             return conflict(format!("{error:#}"));
         }
@@ -191,7 +191,7 @@ impl Node {
             ));
         }
         let address = match given {
-            Some(given) => given.of_cluster(self.cluster),
+            Some(given) => given.of_cluster(self.cluster, 0),
             None => self.make_engine(listen.ip()).await?,
         };
         // What is left to write then fits into the time of a stop.
@@ -266,6 +266,7 @@ impl Node {
             addresses: settings.advertised(),
             nodes,
             log: Some(record.to),
+            recoveries: 0,
         })
     }
 

@@ -1,6 +1,6 @@
 //! The owner of all ledgers on a machine that serves drives, mounts and S3 by itself, and is one of several that may own them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use base::env::Env;
 use base::{Epoch, LedgerId, Seq};
-use control::{CONTROL_LEDGER, Cluster, Control, Plan};
+use control::{CONTROL_LEDGER, Cluster, Control, FilesystemRecord, Plan};
 use meta::history::Evidence;
 use meta::log::{StaleCopies, Vacancy};
 use meta::state::WholeLog;
@@ -150,12 +150,13 @@ impl Node {
             map: &map,
             drives: &drives,
             // Each drive is asked before it is used.
-            knowledge: &Knowledge::none(),
+            knowledge: &Knowledge::of_bereft(bereft(&cluster)),
             memory: &memory,
             nodes: cluster.nodes.len(),
             place: OwnerPlace { here: seat.network.here(), is_all: false },
         };
         let filesystems = take_filesystems(&parts, &seat, &cluster).await?;
+        note_recovered(&control, bereft(&cluster)).await?;
         // Each log goes on behind what its store has here.
         moving::forget_files(&env, &dir, &seat.ledgers)?;
         let (id, watch, meta_dirs) = (cluster.record.id, Watch::default(), seat.ledgers.clone());
@@ -255,6 +256,27 @@ async fn note_engine(control: &Control, ledgers: &MetaDirs) -> Result<()> {
     control.plan(decide).await
 }
 
+/// The ledgers of filesystems of which the ends of the logs were lost.
+fn bereft(cluster: &Cluster) -> BTreeSet<LedgerId> {
+    let bereft = cluster.filesystems.values().filter(|record| record.has_lost_end);
+    bereft.map(|record| record.ledger).collect()
+}
+
+/// Notes that these ledgers have moved their numbers ahead.
+async fn note_recovered(control: &Control, ledgers: BTreeSet<LedgerId>) -> Result<()> {
+    if ledgers.is_empty() {
+        return Ok(());
+    }
+    let decide = |plan: &mut Plan| -> Result<()> {
+        let records: Vec<_> = plan.next().filesystems.values().cloned().collect();
+        for record in records.into_iter().filter(|record| ledgers.contains(&record.ledger)) {
+            plan.set_filesystem(FilesystemRecord { has_lost_end: false, ..record });
+        }
+        Ok(())
+    };
+    control.plan(decide).await
+}
+
 /// Takes the ledgers of all filesystems. After an error, none.
 async fn take_filesystems(
     parts: &FilesystemParts<'_>,
@@ -292,7 +314,7 @@ pub(crate) async fn found(env: &Env, dir: &NodeDir, options: &StartOptions) -> R
     let mut settings = Settings::default();
     settings.listen_at(Some(listen), &options.advertise)?;
     let record = Control::new_cluster(env);
-    let address = address.of_cluster(record.id);
+    let address = address.of_cluster(record.id, 0);
     let engine = Engine::connect(env, dir, &address).await?;
     let log = engine.log(CONTROL_LEDGER).await?;
     if log.fence().await?.epoch != Epoch(0) {
@@ -310,7 +332,7 @@ pub(crate) async fn found(env: &Env, dir: &NodeDir, options: &StartOptions) -> R
         );
     }
     ledgers.forget_attempt()?;
-    let ledgers = ledgers.with_engine(engine, &Handle::current(), WholeLog::Yes);
+    let ledgers = ledgers.with_engine(engine, &Handle::current(), WholeLog::Yes).await?;
     let (drives, mounts) =
         (LocalDrives::load(env, dir, Vec::new())?, LocalMounts::load(env, dir, Vec::new())?);
     // First what may fail: nothing is in the engine then.
@@ -339,6 +361,7 @@ pub(crate) async fn found(env: &Env, dir: &NodeDir, options: &StartOptions) -> R
         addresses: settings.advertised(),
         nodes: addresses_of(&cluster),
         log: Some(address.to_string()),
+        recoveries: 0,
     })?;
     control.resign().await;
     Ok(note)

@@ -12,7 +12,7 @@ use base::env::sim::{Sim, SimRandom};
 use base::{DriveId, Epoch, FsError, Ino, LedgerId, Seq, SessionId};
 use bytes::Bytes;
 use futures_util::future::join_all;
-use meta::history::{Evidence, Witness};
+use meta::history::{Evidence, Older, Witness};
 use meta::log::{AppendError, Fence, FileLog, LedgerLog, LogCaps, LogEntry, LogError, MemLog, Tail};
 use meta::owner::{EarlierSessions, Owner, OwnerError, OwnerOptions};
 use meta::state::{Applied, MemState, RedbState, State};
@@ -598,7 +598,7 @@ fn who_holds_a_lease_that_is_recalled_may_open_the_file_again() {
 
 fn knows(position: Position) -> Evidence {
     let known = KnownLedger { ledger: LEDGER, position: Some(position), highest_extent: None };
-    Evidence { witnesses: vec![Witness { drive: DriveId(4), known }], accept_older: false }
+    Evidence { witnesses: vec![Witness { drive: DriveId(4), known }], ..Evidence::default() }
 }
 
 /// A log with the store that belongs to it.
@@ -640,7 +640,7 @@ fn a_ledger_that_drives_know_better_is_not_served() {
     let older = Kept::default();
     let refused = open_knowing(&older, knows(next)).map(drop).unwrap_err();
     assert!(matches!(refused, OwnerError::Older(_)), "{refused}");
-    let owner = open_knowing(&older, Evidence { accept_older: true, ..knows(next) }).unwrap();
+    let owner = open_knowing(&older, Evidence { older: Older::Accept, ..knows(next) }).unwrap();
     assert!(owner.stat().in_doubt);
     owner.stop();
 }

@@ -82,7 +82,7 @@ impl HostService for RemoteHost {
     fn ask(&self, request: HostRequest) -> BoxFuture<'_, Result<HostReply, Declined>> {
         Box::pin(async move {
             let limit = match &request {
-                HostRequest::Drives | HostRequest::Engine => PATIENCE,
+                HostRequest::Drives | HostRequest::Engine | HostRequest::Stored => PATIENCE,
                 HostRequest::StartEngine(_) | HostRequest::EndEngine { .. } => 2 * PATIENCE,
                 HostRequest::Format { .. } | HostRequest::Reopen { .. } | HostRequest::Close { .. } => WORK,
             };

@@ -8,7 +8,7 @@ use super::*;
 use crate::claim::HeldLease;
 use crate::cluster::{
     ClusterReply, ClusterRequest, Declined, EngineMember, EngineSeat, HostReply, HostRequest, HostedDrive,
-    JoinReply, JoinRequest, Joined, NewNode, NodeAddresses, RecordsNews,
+    JoinReply, JoinRequest, Joined, NewNode, NodeAddresses, RecordsNews, StoredLedger,
 };
 use crate::damage::DamageRequest;
 use crate::drive::{
@@ -395,6 +395,7 @@ fn host_requests() -> Vec<HostRequest> {
         }),
         HostRequest::EndEngine { number: 300 },
         HostRequest::Engine,
+        HostRequest::Stored,
     ]
 }
 
@@ -440,6 +441,14 @@ fn answers_of_nodes() -> Vec<(&'static str, Vec<u8>)> {
             encoding::encode(&HostReply::Formatted { uuid: DriveUuid([7; 16]), capacity_bytes: 300 }),
         ),
         ("answer: drives", encoding::encode(&HostReply::Drives(vec![drive]))),
+        (
+            "answer: stored",
+            encoding::encode(&HostReply::Stored(vec![StoredLedger {
+                ledger: LedgerId(2),
+                seq: Seq(300),
+                epoch: Epoch(4),
+            }])),
+        ),
     ]
 }
 

@@ -5,7 +5,7 @@ use base::{Epoch, LedgerId, Seq};
 use bytes::Bytes;
 
 use super::proto::{Compare, KeyValue, RequestOp, TxnRequest};
-use super::values::{Common, Keys, encode_moved, encode_owner, encode_tail};
+use super::values::{Common, Keys, decode_moved, encode_moved, encode_owner, encode_tail};
 use super::{Etcd, LONG};
 use crate::log::{LogError, NOBODY, Sealed};
 
@@ -53,6 +53,16 @@ impl Etcd {
         };
         let (is_empty, found) = self.change(look).await?;
         Ok(is_empty || found.iter().any(|moved| moved.value == encode_moved(number)))
+    }
+
+    /// The number of the attempt that brought the logs here; 0: they began here.
+    ///
+    /// # Errors
+    /// If etcd does not answer, or has no majority.
+    pub async fn number(&self) -> Result<u64, LogError> {
+        let look = vec![RequestOp::get(Common::new(&self.prefix).moved())];
+        let (_, found) = self.change(TxnRequest { success: look, ..TxnRequest::default() }).await?;
+        found.first().map_or(Ok(0), |moved| decode_moved(&moved.value))
     }
 
     /// Begins the log of a ledger behind the entry `end`, for nobody: its next owner has the epoch after this one. Only within the

@@ -97,6 +97,10 @@ pub(super) fn encode_moved(number: u64) -> Bytes {
     w.finish().into()
 }
 
+pub(super) fn decode_moved(value: &[u8]) -> Result<u64, LogError> {
+    decode("moved", value, |r| r.u64("number"))
+}
+
 /// The value of `owner`.
 pub(super) fn encode_owner(owner: Sealed) -> Bytes {
     let mut w = Writer::new();

@@ -1,0 +1,50 @@
+//! Arguments of `cluster`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+
+use crate::engine::EngineAddress;
+
+const RECOVER_HELP: &str = "For a cluster whose logs are in etcd, when etcd has lost its data for good, has lost two of three members, or was restored
+from a backup. Not for an etcd that is only away: nothing is lost then, and everything goes on once it is back.
+
+The logs begin anew behind what this node has. The last second before the loss may be missing, and is gone then: run the command at
+the node that has most. Without --yes it only says what each node has, and what it would do. The process of this node must be
+stopped; those of others may run, and follow by themselves afterwards.
+
+Until `forebay meta settle`, content that only the lost metadata knew stays on the drives.
+
+Examples:
+  forebay cluster recover /srv/forebay                                look
+  forebay cluster recover /srv/forebay --yes --without 1,2            nodes 1 and 2 are lost
+  forebay cluster recover /srv/forebay --yes --log etcd://10.0.0.9:2379";
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ClusterCommand {
+    /// Begin the logs of the metadata anew, behind what this node has of them, after etcd was lost for good.
+    #[command(after_help = RECOVER_HELP)]
+    Recover(RecoverArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RecoverArgs {
+    /// The directory of one of the first three nodes.
+    pub(crate) dir: PathBuf,
+    /// Do it.
+    #[arg(long)]
+    pub(crate) yes: bool,
+    /// Nodes that do not answer, and whose copies are lost or may be given up.
+    #[arg(long, value_name = "ID,…", value_delimiter = ',')]
+    pub(crate) without: Vec<u32>,
+    /// Where the logs are to be: etcd://HOST:PORT,…[?prefix=NAME&ca=FILE&cert=FILE&key=FILE]. Default: an etcd that Forebay runs, or the
+    /// same one at another place.
+    #[arg(long, value_name = "ENGINE")]
+    pub(crate) log: Option<EngineAddress>,
+    /// Also if another node has more.
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}

@@ -1,0 +1,62 @@
+//! `cluster`: what is of the cluster as a whole.
+
+use anyhow::Result;
+use base::NodeId;
+
+use super::args::{ClusterCommand, RecoverArgs};
+use super::env;
+use super::output::{print, table};
+use super::progress::while_shown;
+use crate::member::{OtherNode, RecoverOptions, Recovery, recover as recover_logs};
+use crate::node::NodeDir;
+
+pub(super) fn cluster(command: ClusterCommand) -> Result<()> {
+    let ClusterCommand::Recover(args) = command;
+    recover(args)
+}
+
+fn recover(args: RecoverArgs) -> Result<()> {
+    let options = RecoverOptions {
+        log: args.log,
+        without: args.without.into_iter().map(NodeId).collect(),
+        force: args.force,
+        yes: args.yes,
+    };
+    let (env, dir) = (env(), NodeDir::new(&args.dir));
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    let recovery =
+        runtime.block_on(while_shown("looking at all copies", recover_logs(&env, &dir, options)))?;
+    runtime.shutdown_background();
+    print(args.json.into(), &recovery, |recovery| text(recovery, &dir))
+}
+
+fn text(recovery: &Recovery, dir: &NodeDir) -> String {
+    let mut copies = table(&["NODE", "LEDGER", "LAST"]);
+    let here = OtherNode { node: recovery.node, ledgers: Some(recovery.ledgers.clone()) };
+    for node in std::iter::once(&here).chain(&recovery.others) {
+        let shown = match node.node == recovery.node {
+            true => format!("{} (here)", node.node),
+            false => node.node.to_string(),
+        };
+        match &node.ledgers {
+            None => drop(copies.add_row([shown.as_str(), "does not answer", "-"])),
+            Some(ledgers) if ledgers.is_empty() => drop(copies.add_row([shown.as_str(), "no copy", "-"])),
+            Some(ledgers) => {
+                for ledger in ledgers {
+                    copies.add_row([shown.as_str(), &ledger.name, &ledger.seq.to_string()]);
+                }
+            }
+        }
+    }
+    let dir = dir.root().display();
+    let next = match &recovery.log {
+        None => format!(
+            "nothing was changed; with --yes, the logs begin anew behind what this node has, and what came later is lost"
+        ),
+        Some(log) => format!(
+            "the logs begin anew behind what this node has: {log}\n  start it: forebay start {dir}\n  other nodes that run follow by \
+             themselves; start those that do not\n  then look at what is there, and end the doubt about what is not: forebay meta settle {dir}"
+        ),
+    };
+    format!("logs    {}\n  ! {}\n\n{copies}\n\n{next}", recovery.lost, recovery.why)
+}
