@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use wire::BoxFuture;
+use wire::rights::Squash;
 
 use crate::api::AdminError;
 
@@ -61,8 +62,41 @@ pub struct StopCheck {
 pub struct CreateToken {
     /// Seconds for which it is valid.
     pub expires_in_s: u64,
-    /// How many nodes may join with it.
+    /// How many nodes or clients may join with it.
     pub uses: u32,
+    /// It is for clients that are no nodes, which may do this; `None`: for nodes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub client: Option<TokenRights>,
+}
+
+/// What clients may do that join with a token.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TokenRights {
+    /// The only filesystem that they may use; `None`: all.
+    #[serde(default)]
+    pub filesystem: Option<String>,
+    /// They may change nothing.
+    #[serde(default)]
+    pub read_only: bool,
+    /// Which of their users count as themselves.
+    #[serde(default)]
+    pub squash: Squash,
+}
+
+/// A client that is no node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClientInfo {
+    /// Its number.
+    pub id: u32,
+    /// Its name.
+    pub name: String,
+    /// The only filesystem that it may use; `None`: all.
+    pub filesystem: Option<String>,
+    /// It may change nothing.
+    pub read_only: bool,
+    /// Which of its users count as themselves.
+    pub squash: Squash,
 }
 
 /// A new token.
@@ -80,6 +114,8 @@ pub struct NewToken {
 pub struct TokenInfo {
     /// Its number.
     pub id: u32,
+    /// `node` or `client`.
+    pub role: String,
     /// `valid`, `used` or `expired`.
     pub state: String,
     /// Seconds for which it is still valid.
@@ -109,4 +145,8 @@ pub trait NodesControl: Send + Sync {
     fn tokens(&self) -> BoxFuture<'_, Result<Vec<TokenInfo>, AdminError>>;
     /// Removes a token: no node can join with it any more.
     fn remove_token(&self, id: u32) -> BoxFuture<'_, Result<TokenInfo, AdminError>>;
+    /// All clients that are no nodes, by number.
+    fn clients(&self) -> BoxFuture<'_, Result<Vec<ClientInfo>, AdminError>>;
+    /// Removes a client: its connections end, and its certificate is of no use any more.
+    fn remove_client(&self, id: u32) -> BoxFuture<'_, Result<ClientInfo, AdminError>>;
 }

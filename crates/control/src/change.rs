@@ -14,8 +14,8 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use crate::former::{OF_DRIVE, OF_FILESYSTEM};
-use crate::ledger::{CLUSTER, ControlError, DRIVES, FILESYSTEMS, GROUPS, KEYS, NODES, TOKENS};
-use crate::{ClusterRecord, DriveRecord, FilesystemRecord, NodeRecord, TokenRecord};
+use crate::ledger::{CLIENTS, CLUSTER, ControlError, DRIVES, FILESYSTEMS, GROUPS, KEYS, NODES, TOKENS};
+use crate::{ClientRecord, ClusterRecord, DriveRecord, FilesystemRecord, NodeRecord, TokenRecord};
 
 const REVISION: &str = "revision";
 
@@ -106,6 +106,16 @@ impl ControlChange {
     /// Removes a token.
     pub fn remove_token(&mut self, id: u32) -> &mut Self {
         self.remove(KEYS.control(TOKENS, id))
+    }
+
+    /// Adds or changes a client.
+    pub fn client(&mut self, record: &ClientRecord) -> &mut Self {
+        self.put(KEYS.control(CLIENTS, record.id), record)
+    }
+
+    /// Removes a client.
+    pub fn remove_client(&mut self, id: u32) -> &mut Self {
+        self.remove(KEYS.control(CLIENTS, id))
     }
 
     /// Adds or changes a drive.

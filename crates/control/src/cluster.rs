@@ -9,8 +9,8 @@ use layout::{
 };
 
 use crate::{
-    ClusterRecord, Control, ControlChange, ControlError, ControlView, DriveRecord, FilesystemRecord,
-    NodeRecord, TokenRecord,
+    ClientRecord, ClusterRecord, Control, ControlChange, ControlError, ControlView, DriveRecord,
+    FilesystemRecord, NodeRecord, TokenRecord,
 };
 
 /// Groups per position when each group has all drives.
@@ -27,6 +27,8 @@ pub struct Cluster {
     pub nodes: BTreeMap<NodeId, NodeRecord>,
     /// Every token.
     pub tokens: BTreeMap<u32, TokenRecord>,
+    /// Every client that is no node.
+    pub clients: BTreeMap<u32, ClientRecord>,
     /// Every drive that was not forgotten.
     pub drives: BTreeMap<DriveId, DriveRecord>,
     /// Every placement group.
@@ -40,6 +42,7 @@ impl Cluster {
     pub fn of(view: &ControlView) -> Result<Self, ControlError> {
         let nodes = view.nodes()?.into_iter().map(|node| (node.id, node));
         let tokens = view.tokens()?.into_iter().map(|token| (token.id, token));
+        let clients = view.clients()?.into_iter().map(|client| (client.id, client));
         let drives = view.drives()?.into_iter().map(|drive| (drive.id, drive));
         let groups = view.groups()?.into_iter().map(|group| (group.id, group));
         let filesystems = view.filesystems()?.into_iter().map(|record| (record.id, record));
@@ -47,6 +50,7 @@ impl Cluster {
             record: view.cluster()?,
             nodes: nodes.collect(),
             tokens: tokens.collect(),
+            clients: clients.collect(),
             drives: drives.collect(),
             groups: groups.collect(),
             filesystems: filesystems.collect(),
@@ -59,6 +63,7 @@ impl Cluster {
             record,
             nodes: BTreeMap::new(),
             tokens: BTreeMap::new(),
+            clients: BTreeMap::new(),
             drives: BTreeMap::new(),
             groups: BTreeMap::new(),
             filesystems: BTreeMap::new(),
@@ -148,6 +153,7 @@ pub struct Plan {
     next: Cluster,
     nodes: BTreeSet<NodeId>,
     tokens: BTreeSet<u32>,
+    clients: BTreeSet<u32>,
     drives: BTreeSet<DriveId>,
     groups: BTreeSet<PgId>,
     filesystems: BTreeSet<u32>,
@@ -162,6 +168,7 @@ impl Plan {
             next: now,
             nodes: BTreeSet::new(),
             tokens: BTreeSet::new(),
+            clients: BTreeSet::new(),
             drives: BTreeSet::new(),
             groups: BTreeSet::new(),
             filesystems: BTreeSet::new(),
@@ -182,10 +189,11 @@ impl Plan {
 
     /// Whether it changes nothing.
     pub fn is_empty(&self) -> bool {
-        let Self { nodes, tokens, drives, groups, filesystems, .. } = self;
+        let Self { nodes, tokens, clients, drives, groups, filesystems, .. } = self;
         !self.cluster_changed
             && nodes.is_empty()
             && tokens.is_empty()
+            && clients.is_empty()
             && drives.is_empty()
             && groups.is_empty()
             && filesystems.is_empty()
@@ -207,6 +215,12 @@ impl Plan {
             match self.next.tokens.get(id) {
                 Some(token) => change.token(token),
                 None => change.remove_token(*id),
+            };
+        }
+        for id in &self.clients {
+            match self.next.clients.get(id) {
+                Some(client) => change.client(client),
+                None => change.remove_client(*id),
             };
         }
         for drive in self.drives.iter().filter_map(|id| self.next.drives.get(id)) {
@@ -237,6 +251,21 @@ impl Plan {
             self.nodes.insert(id);
         }
         !has_drives
+    }
+
+    /// Adds or changes a client.
+    pub(crate) fn set_client(&mut self, client: ClientRecord) {
+        self.clients.insert(client.id);
+        self.next.clients.insert(client.id, client);
+    }
+
+    /// Removes a client. Returns whether there was one.
+    pub fn remove_client(&mut self, id: u32) -> bool {
+        let was_there = self.next.clients.remove(&id).is_some();
+        if was_there {
+            self.clients.insert(id);
+        }
+        was_there
     }
 
     /// Adds or changes a token.

@@ -13,7 +13,7 @@ use wire::encoding;
 use wire::identity::Fingerprint;
 
 use crate::authority::hex;
-use crate::{ControlError, NodeRecord, Plan};
+use crate::{ClientRights, ControlError, NodeRecord, Plan};
 
 /// What the text of a token begins with.
 const PREFIX: &str = "forebay1.";
@@ -37,6 +37,9 @@ pub struct TokenRecord {
     pub uses_left: u32,
     /// Time of creation, in nanoseconds since 1970.
     pub created_ns: i64,
+    /// It is for clients, which may do this; `None`: for nodes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub client: Option<ClientRights>,
 }
 
 /// A token, as an operator carries it to a new node.
@@ -52,6 +55,9 @@ pub struct Token {
     pub secret: bytes::Bytes,
     /// Nodes that let others join: `host:port`.
     pub addresses: Vec<String>,
+    /// It is for clients, not for nodes.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_for_clients: bool,
 }
 
 /// A text that is no token.
@@ -86,7 +92,7 @@ impl FromStr for Token {
 impl TokenRecord {
     /// The record of a token with this secret.
     pub fn new(id: u32, secret: &[u8], expires_s: i64, uses_left: u32, created_ns: i64) -> Self {
-        Self { id, hash: hash(secret), expires_s, uses_left, created_ns }
+        Self { id, hash: hash(secret), expires_s, uses_left, created_ns, client: None }
     }
 }
 
@@ -119,14 +125,20 @@ pub enum JoinError {
     #[error("bad address of a node: {0:?} (host:port, at most {ADDRESSES_MAX} of them)")]
     BadAddress(String),
     /// The cluster is full.
-    #[error("the cluster has {NODES_MAX} nodes already")]
+    #[error("the cluster has as many nodes or clients as it can have")]
     Full,
+    /// A client shows a token for nodes.
+    #[error("the token is for nodes: make one with `forebay token create --role client`")]
+    ForNodes,
+    /// A node shows a token for clients.
+    #[error("the token is for clients, which store nothing: make one with `forebay token create`")]
+    ForClients,
     /// The control ledger cannot be changed.
     #[error(transparent)]
     Ledger(#[from] ControlError),
 }
 
-fn check_name(name: &str) -> Result<(), JoinError> {
+pub(crate) fn check_name(name: &str) -> Result<(), JoinError> {
     let fits = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
     let is_good =
         (1..=NAME_BYTES_MAX).contains(&name.len()) && name.chars().all(fits) && !name.starts_with('-');
@@ -173,15 +185,30 @@ impl Plan {
         }
     }
 
+    /// A token, by its secret.
+    pub(crate) fn known_token(&self, id: u32, secret: &[u8]) -> Result<TokenRecord, JoinError> {
+        let token = self.next().tokens.get(&id).filter(|token| token.hash == hash(secret));
+        token.cloned().ok_or(JoinError::Unknown)
+    }
+
+    pub(crate) fn use_token(&mut self, token: TokenRecord, now_s: i64) -> Result<(), JoinError> {
+        if now_s >= token.expires_s {
+            return Err(JoinError::Expired(now_s - token.expires_s));
+        }
+        let uses_left = token.uses_left.checked_sub(1).ok_or(JoinError::Used)?;
+        self.set_token(TokenRecord { uses_left, ..token });
+        Ok(())
+    }
+
     /// Takes a node in, and uses the token. `key` is the fingerprint of its key: a node that joined with it before is the same
     /// node. It may have other addresses now; its name and place stay.
     ///
     /// # Errors
     /// If the token is not valid, or the node cannot be as it wants to be.
     pub fn join(&mut self, new: &NewNode, key: &str, now_s: i64) -> Result<NodeId, JoinError> {
-        let token = self.next().tokens.get(&new.token).ok_or(JoinError::Unknown)?.clone();
-        if token.hash != hash(&new.secret) {
-            return Err(JoinError::Unknown);
+        let token = self.known_token(new.token, &new.secret)?;
+        if token.client.is_some() {
+            return Err(JoinError::ForClients);
         }
         let known = self.next().nodes.values().find(|node| node.key == key).map(|node| node.id);
         if let Some(id) = known {
@@ -193,14 +220,10 @@ impl Plan {
         if self.next().nodes.values().any(|node| node.name == new.name) {
             return Err(JoinError::NameTaken(new.name.clone()));
         }
-        if now_s >= token.expires_s {
-            return Err(JoinError::Expired(now_s - token.expires_s));
-        }
         if self.next().nodes.len() >= NODES_MAX {
             return Err(JoinError::Full);
         }
-        let uses_left = token.uses_left.checked_sub(1).ok_or(JoinError::Used)?;
-        self.set_token(TokenRecord { uses_left, ..token });
+        self.use_token(token, now_s)?;
         let id = self.next_node();
         self.set_node(NodeRecord {
             id,

@@ -19,7 +19,7 @@ use wire::BoxFuture;
 use wire::replica::{ReplicaReply, ReplicaRequest, ReplicaService};
 
 use crate::change::{ControlChange, Stored};
-use crate::{ClusterRecord, DriveRecord, FilesystemRecord, NodeRecord, TokenRecord};
+use crate::{ClientRecord, ClusterRecord, DriveRecord, FilesystemRecord, NodeRecord, TokenRecord};
 
 /// The control ledger's number.
 pub const CONTROL_LEDGER: LedgerId = LedgerId(0);
@@ -32,6 +32,7 @@ pub(crate) const FILESYSTEMS: u8 = b'f';
 pub(crate) const GROUPS: u8 = b'g';
 /// From *join*.
 pub(crate) const TOKENS: u8 = b'j';
+pub(crate) const CLIENTS: u8 = b'c';
 pub(crate) const CLUSTER: &str = "cluster";
 /// Distance by which the next numbers are moved ahead when an older control ledger goes on.
 const LEAP: u32 = 1 << 16;
@@ -132,6 +133,7 @@ impl Control {
             cluster.next_filesystem += LEAP;
             cluster.next_node += LEAP;
             cluster.next_token += LEAP;
+            cluster.next_client += LEAP;
             change.cluster(&cluster);
         }
         self.records.begin(lineage, |state, seq| change.decide(state, seq)).await?;
@@ -223,6 +225,11 @@ impl ControlView {
     /// All tokens, by number.
     pub fn tokens(&self) -> Result<Vec<TokenRecord>, ControlError> {
         self.all(TOKENS)
+    }
+
+    /// All clients, by number.
+    pub fn clients(&self) -> Result<Vec<ClientRecord>, ControlError> {
+        self.all(CLIENTS)
     }
 
     /// All placement groups, by number.

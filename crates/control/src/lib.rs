@@ -3,6 +3,7 @@
 
 mod authority;
 mod change;
+mod clients;
 mod cluster;
 mod events;
 mod filesystem_groups;
@@ -19,6 +20,7 @@ mod write_sets;
 
 pub use authority::{Authority, AuthorityError, Issued, NewKey, key_of_request};
 pub use change::ControlChange;
+pub use clients::{ClientRecord, ClientRights};
 pub use cluster::{Cluster, Plan};
 pub use filesystem_groups::FilesystemGroupRecord;
 pub use follower::Follower;

@@ -26,6 +26,9 @@ pub struct ClusterRecord {
     /// The next token's number.
     #[serde(default)]
     pub next_token: u32,
+    /// The next client's number.
+    #[serde(default)]
+    pub next_client: u32,
     /// Certificates of its authorities (PEM); empty until the first start of a version that has them.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub authorities: String,
@@ -51,6 +54,7 @@ impl ClusterRecord {
             next_filesystem: 1,
             next_node: 0,
             next_token: 0,
+            next_client: 0,
             authorities: String::new(),
             log: String::new(),
             recoveries: 0,

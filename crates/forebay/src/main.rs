@@ -2,6 +2,7 @@
 
 mod cli;
 mod engine;
+mod guest;
 mod identity;
 mod log;
 mod member;

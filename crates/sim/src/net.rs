@@ -137,7 +137,7 @@ impl Route {
         };
         self.note_reads(id.session, &result, sent_at, asked_at);
         self.note_heard(&envelope, &result);
-        let head = AnswerHead { position: self.owner.position() };
+        let head = AnswerHead { position: self.owner.position(), ..AnswerHead::default() };
         travel(&self.world, self.name, &self.dice).await;
         self.world.trace.event(format_args!("net {name} {} answer {}", show_id(id), show_answer(&result)));
         // A client that has gone on to another owner has the answer from there.
@@ -383,7 +383,7 @@ impl MetaService for Link {
             // If there is no courier, the runtime is ending.
             let _ = self.requests.send(Parcel { packed, sent_at, reply });
             let Ok(packed) = answer.await else { return Err(FsError::Unknown) };
-            let (AnswerHead { position }, answer) = unpack_answer(packed);
+            let (AnswerHead { position, .. }, answer) = unpack_answer(packed);
             let mut told = self.told.lock().expect("no holder of this lock panics");
             // Answers overtake each other.
             if position.map(|position| position.seq) > told.map(|told| told.seq) {

@@ -23,6 +23,21 @@ pub struct Declined(pub String);
 pub enum JoinRequest {
     /// To become a node. A repetition with the same key does no harm. Answer: `Joined`.
     Join(NewNode),
+    /// To become a client, which is no node. A repetition with the same key does no harm. Answer: `JoinedClient`.
+    JoinClient(NewClient),
+}
+
+/// A client that wants to join.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NewClient {
+    /// The number of the token.
+    pub token: u32,
+    /// Its secret.
+    pub secret: Bytes,
+    /// Name of the client, unique among clients.
+    pub name: String,
+    /// A request for a certificate (PKCS #10, DER): proves that the client has the key.
+    pub request: Bytes,
 }
 
 /// A node that wants to join.
@@ -49,6 +64,19 @@ pub struct NewNode {
 pub enum JoinReply {
     /// It is a node of the cluster.
     Joined(Joined),
+    /// It is a client of the cluster.
+    JoinedClient {
+        /// Its number.
+        client: u32,
+        /// Its certificate (PEM).
+        certificate: String,
+        /// Certificates of the cluster's authorities (PEM).
+        authorities: String,
+        /// The nodes, with their addresses.
+        nodes: Vec<NodeAddresses>,
+        /// It may change nothing.
+        read_only: bool,
+    },
 }
 
 /// What a new node gets.

@@ -20,6 +20,7 @@ pub mod object;
 mod piece;
 pub mod position;
 pub mod replica;
+pub mod rights;
 pub mod store;
 pub mod tier;
 pub mod view;

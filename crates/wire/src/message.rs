@@ -16,6 +16,7 @@ use crate::drive::{
 use crate::encoding::{self, BadRequest, Malformed, Operations};
 use crate::meta::{OwnerEvent, RequestId};
 use crate::position::{KnownLedger, Position};
+use crate::rights::Grant;
 
 /// The user that makes a request. Permission bits and ACLs are checked for it; user 0 may do everything.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -53,6 +54,9 @@ pub struct Envelope {
     pub caller: Option<Caller>,
     /// When an owner answers.
     pub answer: AnswerTime,
+    /// A client that is no node may write these extents.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub grant: Option<Grant>,
 }
 
 /// When an owner answers a request that changes names or attributes. The method is that of early replies in CephFS: the
@@ -120,6 +124,9 @@ pub enum SessionRequest {
         session: SessionId,
         /// Its state.
         claim: Claim,
+        /// The proof that it is the client's; nodes need none.
+        #[serde(default, skip_serializing_if = "Bytes::is_empty")]
+        proof: Bytes,
     },
     /// After a connection broke: the stream goes on, on this connection, with the event after `seen`. Answer: whether the
     /// stream is known.
@@ -213,10 +220,13 @@ pub enum Refusal {
 }
 
 /// Accompanies each answer.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AnswerHead {
     /// The newest durable position of the ledger that was asked.
     pub position: Option<Position>,
+    /// To a client that is no node: the proof of the session or of the extents that it was given.
+    #[serde(default, skip_serializing_if = "Bytes::is_empty")]
+    pub proof: Bytes,
 }
 
 /// Operations on connections.
@@ -282,7 +292,7 @@ pub const REPLICA: Operations = Operations(&[("Stored", 0x0180), ("Copy", 0x0181
 /// What clients ask of the filesystems of a process.
 pub const VIEW: Operations = Operations(&[("Filesystem", 0x0190), ("Owner", 0x0191)]);
 /// What a process asks that is not in the cluster yet.
-pub const JOIN: Operations = Operations(&[("Join", 0x01a0)]);
+pub const JOIN: Operations = Operations(&[("Join", 0x01a0), ("JoinClient", 0x01a1)]);
 /// What nodes ask the owner of the control ledger.
 pub const CLUSTER: Operations = Operations(&[
     ("Records", 0x01b0),

@@ -3,7 +3,7 @@
 use hyper::Method;
 
 use super::{AdminClient, CallError};
-use crate::nodes::{CreateToken, NewToken, NodeInfo, SetMaintenance, StopCheck, TokenInfo};
+use crate::nodes::{ClientInfo, CreateToken, NewToken, NodeInfo, SetMaintenance, StopCheck, TokenInfo};
 
 impl AdminClient {
     /// All nodes by number.
@@ -39,5 +39,15 @@ impl AdminClient {
     /// Removes a token.
     pub async fn remove_token(&self, id: u32) -> Result<TokenInfo, CallError> {
         self.call(Method::DELETE, &format!("/v1/tokens/{id}"), None::<&()>).await
+    }
+
+    /// All clients that are no nodes, by number.
+    pub async fn clients(&self) -> Result<Vec<ClientInfo>, CallError> {
+        self.call(Method::GET, "/v1/clients", None::<&()>).await
+    }
+
+    /// Removes a client.
+    pub async fn remove_client(&self, id: u32) -> Result<ClientInfo, CallError> {
+        self.call(Method::DELETE, &format!("/v1/clients/{id}"), None::<&()>).await
     }
 }

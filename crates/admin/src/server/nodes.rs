@@ -38,4 +38,11 @@ pub(super) fn router() -> Router<Node> {
             "/v1/tokens/{id}",
             delete(async |State(node): State<Node>, Path(id): Path<u32>| answer(node.remove_token(id).await)),
         )
+        .route("/v1/clients", get(async |State(node): State<Node>| answer(node.clients().await)))
+        .route(
+            "/v1/clients/{id}",
+            delete(async |State(node): State<Node>, Path(id): Path<u32>| {
+                answer(node.remove_client(id).await)
+            }),
+        )
 }

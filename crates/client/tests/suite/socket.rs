@@ -7,13 +7,14 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use base::env::Env;
-use base::{ClusterId, DriveId, DriveUuid, FsError, Ino};
+use base::{ClusterId, DriveId, DriveUuid, FsError, Ino, LedgerId};
 use client::{Caller, Client, OpenIntent, Reach, RenameMode, SetAttr, Topology};
 use drive::{Drive, Existing, FormatOptions, OpenOptions, Preallocate};
 use tokio::sync::{Notify, watch};
 use wire::drive::DriveService;
 use wire::link::{Connection, Dial, Peer, PeerOptions, RemoteDrive, RemoteOwner, Server, Services, Trust};
 use wire::meta::MetaService;
+use wire::rights::{ProofKey, Rights, Squash};
 
 use crate::common::{LEDGER, World, create, find, new_file, pattern, read_all, run};
 
@@ -71,6 +72,7 @@ impl Machine {
             Services {
                 owners: BTreeMap::from([(LEDGER, (opened, owner))]),
                 drives: drives.clone(),
+                proofs: Some(ProofKey::of(b"secret")),
                 ..Services::default()
             },
         )
@@ -96,7 +98,7 @@ impl Machine {
     fn dial(&self, trust: Trust) -> Dial {
         let machine = self.clone();
         Arc::new(move || {
-            let machine = machine.clone();
+            let (machine, trust) = (machine.clone(), trust.clone());
             Box::pin(async move {
                 if machine.is_away.load(Ordering::Relaxed) {
                     return Err(std::io::ErrorKind::ConnectionRefused.into());
@@ -126,6 +128,7 @@ impl Machine {
             runtime: tokio::runtime::Handle::current(),
             dial: self.dial(trust),
             data_connections: 2,
+            proofs: Arc::default(),
         };
         let peer = Peer::new(options);
         let mut topology = Topology::clone(&world.topology());
@@ -198,13 +201,20 @@ fn clients_on_other_machines_share_a_filesystem_over_connections_that_break() {
     });
 }
 
+/// A client that is no node.
+fn client_of(ledger: LedgerId) -> Trust {
+    let (ledgers, filesystems) = ([ledger].into(), ["main".to_owned()].into());
+    let rights = Rights { client: 7, ledgers, filesystems, read_only: false, squash: Squash::Root };
+    Trust::Client(Arc::new(rights))
+}
+
 #[test]
 fn users_of_a_machine_that_is_not_trusted_have_their_own_rights_only() {
     run("2+1", |world: Arc<World>| async move {
         let dir = tempfile::tempdir().unwrap();
         let machine = Machine::new(&world, dir.path());
         let (host, guest) =
-            (machine.client(&world).await, machine.client_trusted(&world, Trust::Users).await);
+            (machine.client(&world).await, machine.client_trusted(&world, client_of(LEDGER)).await);
         let secret = create(&host, "secret").await;
         host.write(secret, 0, b"for root").await.unwrap();
         let mode = |mode| SetAttr { mode: Some(mode), ..SetAttr::default() };

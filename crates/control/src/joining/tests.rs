@@ -99,6 +99,7 @@ fn the_text_of_a_token_comes_back_and_a_damaged_one_is_refused() {
         id: 7,
         secret: Bytes::from_static(&[5; SECRET_BYTES]),
         addresses: vec!["10.0.0.1:7740".to_owned()],
+        is_for_clients: true,
     };
     let text = token.to_string();
     assert_eq!(text.parse::<Token>().unwrap(), token);

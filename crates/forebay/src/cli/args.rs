@@ -24,7 +24,9 @@ pub(crate) use clusters::{ClusterCommand, RecoverArgs};
 pub(crate) use events::EventsArgs;
 pub(crate) use filesystem_groups::{FsGroupCommand, OneFsGroupArgs};
 pub(crate) use logs::LogCommand;
-pub(crate) use nodes::{AddressArgs, Domain, JoinArgs, NodeCommand, TokenCommand};
+pub(crate) use nodes::{
+    AddressArgs, ClientCommand, Domain, JoinArgs, NodeCommand, Role, RoleArgs, TokenCommand,
+};
 pub(crate) use stores::{OneStoreArgs, SetStoreArgs, StoreCommand, StoreSettingsArgs};
 pub(crate) use tiers::{AttachArgs, TierCommand};
 pub(crate) use users::{
@@ -107,6 +109,9 @@ pub(crate) enum Command {
     /// Look at the nodes of the cluster.
     #[command(subcommand)]
     Node(NodeCommand),
+    /// List and remove clients: machines that mount and are no nodes.
+    #[command(subcommand)]
+    Client(ClientCommand),
     /// Make, list and remove tokens with which machines join.
     #[command(subcommand)]
     Token(TokenCommand),

@@ -10,10 +10,14 @@ use anyhow::{Context, Result, bail};
 use comfy_table::Table;
 use layout::Profile;
 use posix::fuse::MountedFilesystem;
+use serde::Serialize;
 
 use super::args::LimitArgs;
 use super::output::{Format, bytes, print, table};
-use super::{absolute, ask, picture};
+use super::progress::while_shown;
+use super::{absolute, ask, env, picture};
+use crate::guest::{self, Guest};
+use crate::node::NodeDir;
 
 pub(super) fn filesystem_table(filesystems: &[FilesystemInfo]) -> Table {
     let mut table = table(&[
@@ -69,13 +73,34 @@ pub(super) fn mount(
     format: Format,
 ) -> Result<()> {
     let path = path.as_deref().map(absolute).transpose()?;
+    if let Some(guest) = Guest::load(&env(), &NodeDir::new(dir))? {
+        let (env, dir) = (env(), NodeDir::new(dir));
+        let place = (path.map(PathBuf::from), options);
+        let mounted = guest::run(while_shown("mounting", guest.mount(&env, &dir, name, place)))?;
+        let shown = MountedHere { name, mount: &mounted };
+        return print(format, &shown, |shown| {
+            format!("{} is mounted at {}", shown.name, shown.mount.display())
+        });
+    }
     let info = ask(dir, |client| async move { client.mount(name, &MountRequest { path, options }).await })?;
     print(format, &info, |info| {
         format!("{} is mounted at {}", info.name, info.mount.as_deref().unwrap_or("-"))
     })
 }
 
+/// What `mount --json` prints at a client.
+#[derive(Serialize)]
+struct MountedHere<'a> {
+    name: &'a str,
+    mount: &'a Path,
+}
+
 pub(super) fn unmount(dir: &Path, name: &str, format: Format) -> Result<()> {
+    if let Some(guest) = Guest::load(&env(), &NodeDir::new(dir))? {
+        let (env, dir) = (env(), NodeDir::new(dir));
+        guest::run(while_shown("unmounting", guest.unmount(&env, &dir, name)))?;
+        return print(format, &name, |name| format!("{name} is unmounted"));
+    }
     let info = ask(dir, |client| async move { client.unmount(name).await })?;
     print(format, &info, |info| format!("{} is unmounted", info.name))
 }

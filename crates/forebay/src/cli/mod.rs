@@ -78,6 +78,7 @@ fn run_command(command: Command) -> Result<()> {
         Command::Fs(FsCommand::Show { dir, name, json }) => filesystems::show(&dir, &name, json.into()),
         Command::Drive(command) => drives::drive(command),
         Command::Log(command) => logs::log(command),
+        Command::Client(command) => nodes::client(command),
         Command::Cluster(command) => clusters::cluster(command),
         Command::Meta(MetaCommand::List { dir, json }) => meta::list(&dir, json.into()),
         Command::Meta(MetaCommand::AddDir { dir, path, json }) => meta::add(&dir, &path, json.into()),

@@ -2,15 +2,17 @@
 
 use std::path::Path;
 
-use admin::{AddDrive, CreateToken, DriveInfo, NodeInfo, SetMaintenance, TokenInfo};
+use admin::{AddDrive, ClientInfo, CreateToken, DriveInfo, NodeInfo, SetMaintenance, TokenInfo, TokenRights};
 use anyhow::{Result, bail};
 use base::units::format_duration;
 use comfy_table::Table;
 use serde::Serialize;
+use wire::rights::Squash;
 
-use super::args::{Domain, JoinArgs, NodeCommand, TokenCommand};
+use super::args::{ClientCommand, Domain, JoinArgs, NodeCommand, Role, RoleArgs, TokenCommand};
 use super::output::{Format, bytes, print, table};
 use super::{absolute, ask, env, picture, start};
+use crate::guest::{self, Guest};
 use crate::member::{JoinOptions, join as join_cluster};
 use crate::node::{NodeDir, is_locked};
 
@@ -30,6 +32,9 @@ struct Survives {
 }
 
 pub(super) fn join(args: JoinArgs) -> Result<()> {
+    if args.token.is_for_clients {
+        return join_as_client(&args);
+    }
     let dir = NodeDir::new(&args.dir);
     let named = |wanted: fn(&Domain) -> Option<&String>| {
         args.domain.iter().find_map(wanted).cloned().unwrap_or_default()
@@ -180,8 +185,8 @@ fn node_table(nodes: &[NodeInfo]) -> Table {
 
 pub(super) fn token(command: TokenCommand) -> Result<()> {
     match command {
-        TokenCommand::Create { dir, expires, uses, json } => {
-            let request = CreateToken { expires_in_s: expires.as_secs(), uses };
+        TokenCommand::Create { dir, expires, uses, role, json } => {
+            let request = CreateToken { expires_in_s: expires.as_secs(), uses, client: rights(role)? };
             let new = ask(&dir, |client| async move { client.create_token(&request).await })?;
             print(json.into(), &new, |new| new.token.clone())
         }
@@ -194,6 +199,80 @@ pub(super) fn token(command: TokenCommand) -> Result<()> {
             print(json.into(), &token, |token| format!("token is removed: id={}", token.id))
         }
     }
+}
+
+/// What clients may do that join with a token; `None`: it is for nodes.
+fn rights(RoleArgs { role, fs, ro, squash }: RoleArgs) -> Result<Option<TokenRights>> {
+    match role {
+        Role::Client => {
+            let squash = squash.map(Into::into).unwrap_or_default();
+            Ok(Some(TokenRights { filesystem: fs, read_only: ro, squash }))
+        }
+        Role::Node if fs.is_some() || ro || squash.is_some() => {
+            bail!("--fs, --ro and --squash limit clients: give --role client; a node may do everything")
+        }
+        Role::Node => Ok(None),
+    }
+}
+
+pub(super) fn client(command: ClientCommand) -> Result<()> {
+    match command {
+        ClientCommand::List { dir, json } => {
+            let clients = ask(&dir, |client| async move { client.clients().await })?;
+            print(json.into(), &clients, |clients| client_table(clients).to_string())
+        }
+        ClientCommand::Remove { dir, id, json } => {
+            let client = ask(&dir, |client| async move { client.remove_client(id).await })?;
+            print(json.into(), &client, |client| {
+                format!("client is removed: id={} name={}", client.id, client.name)
+            })
+        }
+    }
+}
+
+fn client_table(clients: &[ClientInfo]) -> Table {
+    let mut table = table(&["CLIENT", "NAME", "FILESYSTEM", "ACCESS", "AS NOBODY"]);
+    for client in clients {
+        let filesystem = client.filesystem.clone().unwrap_or_else(|| "all".to_owned());
+        let access = if client.read_only { "reads" } else { "reads and writes" };
+        let squash = match client.squash {
+            Squash::Root => "root",
+            Squash::All => "all users",
+            Squash::None => "-",
+        };
+        table.add_row([&client.id.to_string(), &client.name, &filesystem, access, squash]);
+    }
+    table
+}
+
+/// Makes this machine a client.
+fn join_as_client(args: &JoinArgs) -> Result<()> {
+    let is_for_nodes = !args.drive_paths.is_empty()
+        || args.drives.is_some_and(|drives| drives > 0)
+        || args.address.address.is_some()
+        || !args.address.advertise.is_empty()
+        || !args.domain.is_empty();
+    if is_for_nodes {
+        bail!(
+            "the token is for clients, which store nothing and are not reached: leave options for nodes out"
+        );
+    }
+    let dir = NodeDir::new(&args.dir);
+    let guest = guest::run(Guest::join(&env(), &dir, &args.token, args.name.clone()))?;
+    print(args.json.into(), &JoinedClient { client: guest.client }, |joined| {
+        format!(
+            "client {} has joined\n  {:<10} forebay mount {} PATH",
+            joined.client,
+            "mount with",
+            args.dir.display()
+        )
+    })
+}
+
+/// What `join --json` prints for a client.
+#[derive(Serialize)]
+struct JoinedClient {
+    client: u32,
 }
 
 fn token_table(tokens: &[TokenInfo]) -> Table {

@@ -24,6 +24,7 @@ use super::args::StartArgs;
 use super::output::{Format, bytes, print};
 use super::{ask, env};
 use crate::engine::Supervised;
+use crate::guest::{self, Guest};
 use crate::identity::{IdentityFiles, OWNER};
 use crate::log::{Log, Sink};
 use crate::member::Member;
@@ -390,6 +391,11 @@ fn signals(dir: &NodeDir) -> Result<watch::Receiver<Option<Mounts>>> {
 pub(super) fn stop(dir: &Path, keep_mounts: bool) -> Result<()> {
     let dir = NodeDir::new(dir);
     let root = dir.root().display();
+    if let Some(client) = Guest::load(&env(), &dir)? {
+        guest::run(client.stop(&env(), &dir))?;
+        println!("nothing is mounted any more: dir={root}");
+        return Ok(());
+    }
     // It may be starting, or begin anew.
     let pid = read_node_file(&env(), &dir).map(|file| file.pid).or_else(|| last_pid(&env(), &dir));
     let node = pid.and_then(running);

@@ -36,6 +36,9 @@ pub(crate) struct JoinOptions {
 pub(crate) async fn join(env: &Env, dir: &NodeDir, options: JoinOptions) -> Result<()> {
     let identity = IdentityFiles::new(env, dir);
     let root = dir.root().display();
+    if env.files.exists(&dir.client_json()) {
+        bail!("there is a client in {root}: join in another directory");
+    }
     if env.files.exists(&dir.meta_dirs()) || env.files.exists(&dir.meta()) {
         bail!("there is a cluster in {root} already: join in another directory, a new node has no data");
     }
@@ -66,8 +69,10 @@ pub(crate) async fn join(env: &Env, dir: &NodeDir, options: JoinOptions) -> Resu
         zone: options.zone,
         rack: options.rack,
     });
-    let Joined { node, certificate, authorities, cluster_key, nodes, log, authority_key } =
-        ask(env, &options.token, &request).await?;
+    let JoinReply::Joined(joined) = show_token(env, &options.token, &request).await? else {
+        bail!("the node gave another answer");
+    };
+    let Joined { node, certificate, authorities, cluster_key, nodes, log, authority_key } = joined;
     identity.keep(&certificate, &authorities)?;
     let path = dir.node_key();
     env.files
@@ -119,7 +124,7 @@ fn own_address(token: &Token) -> Result<SocketAddr> {
 }
 
 /// Shows the token at one of the cluster's nodes.
-async fn ask(env: &Env, token: &Token, request: &JoinRequest) -> Result<Joined> {
+pub(crate) async fn show_token(env: &Env, token: &Token, request: &JoinRequest) -> Result<JoinReply> {
     if token.addresses.is_empty() {
         bail!("the token has no address of a node");
     }
@@ -144,11 +149,16 @@ async fn ask(env: &Env, token: &Token, request: &JoinRequest) -> Result<Joined> 
             connected
         })
     });
-    let peer =
-        Peer::new(PeerOptions { env: env.clone(), runtime: Handle::current(), dial, data_connections: 0 });
+    let peer = Peer::new(PeerOptions {
+        env: env.clone(),
+        runtime: Handle::current(),
+        dial,
+        data_connections: 0,
+        proofs: Arc::default(),
+    });
     let answer = tokio::time::timeout(PATIENCE, wire::link::join(&peer, request)).await;
     match answer {
-        Ok(Ok(JoinReply::Joined(joined))) => Ok(joined),
+        Ok(Ok(reply)) => Ok(reply),
         Ok(Err(declined)) => bail!("the cluster declines: {declined}"),
         Err(_) => bail!(
             "no node of the cluster answers: {} (tried {})",

@@ -32,7 +32,7 @@ use crate::identity::{IdentityFiles, Membership};
 use crate::node::{
     Addresses, CLIENTS_SOCKET, Clients, DriveMaker, DriveSettings, LocalDrives, MemoryPlan, Mounts, Network,
     Node, NodeDir, NodeFile, StartOptions, addresses_of, kept_settings, memory_budget, prepare_dir,
-    remove_leftovers, tell_metrics,
+    proof_key, remove_leftovers, tell_metrics,
 };
 use crate::remote::{OwnDrives, Routes};
 use candidate::Candidate;
@@ -43,7 +43,7 @@ use mounts::MemberMounts;
 use owner::{ForAll, KnownOwner};
 
 use join::reached_at;
-pub(crate) use join::{JoinOptions, join};
+pub(crate) use join::{JoinOptions, join, show_token};
 pub(crate) use recover::{OtherNode, RecoverOptions, Recovery, recover};
 
 /// How often the node looks after its drives and mounts.
@@ -431,6 +431,7 @@ impl Member {
             views: Some(all.clone()),
             cluster: Some(all.clone()),
             joins: Some(all),
+            proofs: proof_key(&self.env, &self.dir),
             ..self.offers.borrow().clone()
         };
         self.clients.serve(services.clone());
@@ -446,6 +447,7 @@ impl Member {
             self.network.set_nodes(&nodes, &self.runtime);
             self.change_membership(|membership| membership.nodes.clone_from(&nodes))?;
         }
+        self.network.set_guests(cluster.client_rights(), &self.runtime);
         self.follow_recovery(&cluster.record)?;
         if *self.deposed.borrow() {
             return Ok(());

@@ -92,7 +92,7 @@ impl MemberMounts {
             path: mount.path.clone(),
             options: mount.options.clone(),
             memory: Memory::from(&self.memory),
-            home: Home { node: self.here, owner, nodes: nodes.to_vec() },
+            home: Home { node: Some(self.here), owner, nodes: nodes.to_vec() },
         }
     }
 

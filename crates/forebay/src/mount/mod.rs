@@ -66,8 +66,8 @@ pub(crate) struct Spec {
 /// The place of a mount in its cluster.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Home {
-    /// The node in this machine. It is reached by a socket.
-    pub(crate) node: NodeId,
+    /// The node in this machine, which is reached by a socket; `None`: there is none, the machine is a client.
+    pub(crate) node: Option<NodeId>,
     /// The node that owns the filesystem's ledger, if that was known; the node in this machine knows when it changes.
     pub(crate) owner: Option<NodeId>,
     /// All nodes, with their addresses.

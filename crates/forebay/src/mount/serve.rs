@@ -61,7 +61,10 @@ fn run(spec: &str) -> Result<()> {
 }
 
 async fn mount(env: &Env, dir: &NodeDir, spec: &Spec) -> Result<()> {
-    let routes = Routes::beside(env, dir, spec.home.node)?;
+    let routes = match spec.home.node {
+        Some(node) => Routes::beside(env, dir, node)?,
+        None => Routes::of_guest(env, dir, &spec.home.nodes)?,
+    };
     routes.set_nodes(&spec.home.nodes);
     let owner = routes.follow_owner(spec.home.owner);
     let wanted = Wanted { owner, name: spec.filesystem.clone(), memory: spec.memory, patience: None };
@@ -71,7 +74,10 @@ async fn mount(env: &Env, dir: &NodeDir, spec: &Spec) -> Result<()> {
     };
     let client = filesystem.client.clone();
     let flags: MountFlags = spec.options.parse()?;
-    let options = MountOptions::new(&spec.path, spec.source(), flags);
+    let options = MountOptions {
+        sends_callers: spec.home.node.is_none(),
+        ..MountOptions::new(&spec.path, spec.source(), flags)
+    };
     let listener = listen(dir, &Place { dir, id: spec.id })?;
     if !is_awaited() {
         anyhow::bail!("the node that started the mount is gone");

@@ -48,6 +48,7 @@ impl Node {
     pub(super) fn publish(&self, state: &mut State) {
         let nodes = addresses_of(&state.cluster);
         self.others.network.set_nodes(&nodes, &self.runtime);
+        self.others.network.set_guests(state.cluster.client_rights(), &self.runtime);
         for entry in state.filesystems.values_mut() {
             entry.update(&state.map, &state.drives, &nodes);
         }

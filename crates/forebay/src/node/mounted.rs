@@ -143,7 +143,11 @@ impl FilesystemEntry {
                     path: path.to_owned(),
                     options: options.to_owned(),
                     memory: Memory::from(memory),
-                    home: Home { node: OWNER, owner: Some(OWNER), nodes: self.view.borrow().nodes.clone() },
+                    home: Home {
+                        node: Some(OWNER),
+                        owner: Some(OWNER),
+                        nodes: self.view.borrow().nodes.clone(),
+                    },
                 };
                 let env = env.clone();
                 let process = tokio::task::spawn_blocking(move || MountProcess::start(&env, &spec));

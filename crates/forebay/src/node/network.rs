@@ -15,6 +15,7 @@ use tokio::task::JoinHandle;
 use wire::cluster::NodeAddresses;
 use wire::identity::{Fingerprint, Party};
 use wire::link::{Acceptor, Connector, Fabric, Server, Services, Trust, accept_loop};
+use wire::rights::{ProofKey, Rights};
 
 use super::NodeDir;
 use super::settings::Settings;
@@ -34,6 +35,8 @@ pub(crate) struct Network {
     acceptor: watch::Sender<Arc<Acceptor>>,
     /// The nodes of the cluster: others are refused.
     members: Arc<Mutex<BTreeSet<NodeId>>>,
+    /// The clients that are no nodes, and what they may do.
+    guests: Arc<Mutex<BTreeMap<u32, Arc<Rights>>>>,
     here: NodeId,
     listening: Mutex<Option<Listening>>,
 }
@@ -58,7 +61,8 @@ impl Network {
         let fabric = Fabric::new(env.clone(), runtime.clone(), Connector::new(&identity)?, DATA_CONNECTIONS);
         let acceptor = watch::Sender::new(Arc::new(Acceptor::new(&identity)?));
         let server = Server::new(env, Services::default());
-        Ok(Self { fabric, server, acceptor, members: Arc::default(), here, listening: Mutex::default() })
+        let (members, guests, listening) = (Arc::default(), Arc::default(), Mutex::default());
+        Ok(Self { fabric, server, acceptor, members, guests, here, listening })
     }
 
     /// The number of this node.
@@ -84,14 +88,16 @@ impl Network {
     fn take_in(&self, listener: &std::net::TcpListener, runtime: &Handle) -> Result<JoinHandle<()>> {
         let _inside = runtime.enter();
         let listener = TcpListener::from_std(listener.try_clone()?)?;
-        let members = self.members.clone();
+        let (members, guests) = (self.members.clone(), self.guests.clone());
         let trust = move |party: Option<Party>| match party {
             None => Some(Trust::Stranger),
             Some(Party::Node(node)) => {
                 members.lock().unwrap_or_else(PoisonError::into_inner).contains(&node).then_some(Trust::Full)
             }
-            // Clients have no rights yet.
-            Some(Party::Client(_)) => None,
+            Some(Party::Client(client)) => {
+                let guests = guests.lock().unwrap_or_else(PoisonError::into_inner);
+                guests.get(&client).cloned().map(Trust::Client)
+            }
         };
         let (acceptor, server) = (self.acceptor.subscribe(), self.server.clone());
         Ok(runtime.spawn(accept_loop(listener, acceptor, server, trust)))
@@ -142,6 +148,24 @@ impl Network {
         self.fabric.set_nodes(others);
     }
 
+    /// The clients that are no nodes, as they are now. Connections end if one of them may do less than before.
+    pub(crate) fn set_guests(&self, guests: BTreeMap<u32, Rights>, runtime: &Handle) {
+        let guests: BTreeMap<u32, Arc<Rights>> =
+            guests.into_iter().map(|(client, rights)| (client, Arc::new(rights))).collect();
+        let before = {
+            let mut known = self.guests.lock().unwrap_or_else(PoisonError::into_inner);
+            std::mem::replace(&mut *known, guests.clone())
+        };
+        let keeps = |(client, rights): (&u32, &Arc<Rights>)| {
+            guests.get(client).is_some_and(|now| now.include(rights))
+        };
+        if !before.iter().all(keeps)
+            && let Err(error) = self.end_connections(runtime)
+        {
+            tracing::error!(error = %format!("{error:#}"), "connections of a removed client are still open");
+        }
+    }
+
     /// Ends all connections that others have opened, and takes no more in.
     pub(crate) async fn stop_answering(&self) {
         let listening = self.listening().take();
@@ -171,6 +195,11 @@ impl Issuer {
 fn no_authority(dir: &NodeDir) -> String {
     let path = dir.identity();
     format!("the key of the cluster's authority is missing in {}: restore it from a backup", path.display())
+}
+
+/// The key of what nodes give to clients. Each node has that of the cluster.
+pub(crate) fn proof_key(env: &Env, dir: &NodeDir) -> Option<ProofKey> {
+    env.files.read(&dir.node_key()).ok().map(|secret| ProofKey::of(&secret))
 }
 
 /// The nodes of a cluster that others reach, with their addresses.

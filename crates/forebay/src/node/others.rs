@@ -7,27 +7,29 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use admin::{
-    AdminError, Answered, Api, CreateToken, NewToken, NodeInfo, NodesControl, SetMaintenance, StopCheck,
-    TokenInfo,
+    AdminError, Answered, Api, ClientInfo, CreateToken, NewToken, NodeInfo, NodesControl, SetMaintenance,
+    StopCheck, TokenInfo, TokenRights,
 };
 use anyhow::{Context, Result, bail};
 use base::NodeId;
 use base::env::Env;
 use bytes::Bytes;
-use control::{Cluster, Control, Plan, SECRET_BYTES, Token, TokenRecord, key_of_request};
+use control::{
+    ClientRecord, ClientRights, Cluster, Control, Plan, SECRET_BYTES, Token, TokenRecord, key_of_request,
+};
 use layout::DriveState;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use wire::BoxFuture;
 use wire::cluster::{
     ClusterReply, ClusterRequest, ClusterService, Declined, JoinReply, JoinRequest, JoinService, Joined,
-    NewNode,
+    NewClient, NewNode,
 };
 use wire::identity::Party;
 use wire::link::Services;
 
 use super::management::failed;
-use super::network::{Issuer, Network, addresses_of, ready_owner};
+use super::network::{Issuer, Network, addresses_of, proof_key, ready_owner};
 use super::settings::Settings;
 use super::{Node, NodeDir, Seat, State};
 use crate::identity::IdentityFiles;
@@ -54,6 +56,8 @@ pub(super) struct Others {
     renew_ns: AtomicU64,
     /// Answers them. `None` before the node serves and after its end.
     answers: Mutex<Option<Arc<ForOthers>>>,
+    /// Where the key of proofs is.
+    place: (Env, NodeDir),
     /// Where the services go, if the machine offers them beside its own.
     offers: Option<watch::Sender<Services>>,
 }
@@ -70,7 +74,15 @@ impl Others {
         let issuer = ready_owner(env, dir, control, &settings).await?;
         let network = Arc::new(Network::new(env, runtime, &IdentityFiles::new(env, dir))?);
         let renew_ns = AtomicU64::new(env.clock.boot_ns() + RENEW_EVERY_NS);
-        Ok(Self { network, issuer, settings, renew_ns, answers: Mutex::default(), offers: None })
+        Ok(Self {
+            network,
+            issuer,
+            settings,
+            renew_ns,
+            answers: Mutex::default(),
+            place: (env.clone(), dir.clone()),
+            offers: None,
+        })
     }
 
     /// As a machine meets them that has a certificate already, and the key of the authority.
@@ -82,6 +94,7 @@ impl Others {
             settings: Settings::default(),
             renew_ns: AtomicU64::new(u64::MAX),
             answers: Mutex::default(),
+            place: (env.clone(), dir.clone()),
             offers: Some(seat.offers.clone()),
         })
     }
@@ -97,7 +110,8 @@ impl Others {
     /// Offers these services and, once the node serves, what only other machines ask.
     pub(super) fn serve(&self, services: Services) {
         let Some(answers) = self.answers().clone() else { return };
-        let services = Services { joins: Some(answers.clone()), cluster: Some(answers), ..services };
+        let proofs = proof_key(&self.place.0, &self.place.1);
+        let services = Services { joins: Some(answers.clone()), cluster: Some(answers), proofs, ..services };
         match &self.offers {
             Some(offers) => drop(offers.send_replace(services)),
             None => self.network.serve(services),
@@ -199,7 +213,10 @@ fn declined(error: impl std::fmt::Display) -> Declined {
 impl JoinService for ForOthers {
     fn join(&self, request: JoinRequest) -> BoxFuture<'_, Result<JoinReply, Declined>> {
         Box::pin(async move {
-            let JoinRequest::Join(new) = request;
+            let new = match request {
+                JoinRequest::Join(new) => new,
+                JoinRequest::JoinClient(new) => return self.node.take_client_in(new).await.map_err(declined),
+            };
             let joined = self.node.take_node_in(new).await.map_err(|error| {
                 tracing::warn!(error = %format!("{error:#}"), "a node may not join");
                 declined(error)
@@ -263,6 +280,38 @@ impl Node {
         })
     }
 
+    /// Takes a client in that has a token.
+    async fn take_client_in(&self, new: NewClient) -> Result<JoinReply> {
+        let now_ns = self.env.clock.wall_ns();
+        let authority = &self.others.issuer.authority;
+        let key = key_of_request(&new.request)?;
+        let client = self.plan(|plan| Ok(plan.join_client(&new, &key, now_ns / 1_000_000_000)?)).await?;
+        let issued = authority.issue(self.cluster, Party::Client(client), &new.request, now_ns)?;
+        let state = self.state.lock().await;
+        tracing::info!(client, name = new.name, "a client has joined");
+        Ok(JoinReply::JoinedClient {
+            client,
+            certificate: issued.certificate_pem,
+            authorities: authority.certificate_pem().to_owned(),
+            nodes: addresses_of(&state.cluster),
+            read_only: state.cluster.clients.get(&client).is_some_and(|record| record.rights.read_only),
+        })
+    }
+
+    /// Removes a client. Its connections end.
+    async fn remove_client_now(&self, id: u32) -> Result<ClientInfo, AdminError> {
+        let decide = |plan: &mut Plan| {
+            let known = plan.next().clients.get(&id).map(|record| client_info(plan.next(), record));
+            plan.remove_client(id);
+            known.ok_or_else(|| {
+                AdminError::not_found(format!("no such client: id={id} (see `forebay client list`)")).into()
+            })
+        };
+        let info = self.plan(decide).await.map_err(failed)?;
+        self.publish(&mut *self.state.lock().await);
+        Ok(info)
+    }
+
     /// The engine that has the logs, and the key of the authority: what a node needs that may come to own the ledgers. Empty if none
     /// may.
     fn for_owners(&self, state: &State) -> (String, String) {
@@ -318,7 +367,7 @@ impl Node {
 
     async fn create_token_now(
         &self,
-        CreateToken { expires_in_s, uses }: CreateToken,
+        CreateToken { expires_in_s, uses, client }: CreateToken,
     ) -> Result<NewToken, AdminError> {
         if !(1..=EXPIRES_IN_S_MAX).contains(&expires_in_s) || uses == 0 {
             return Err(AdminError::invalid(
@@ -344,7 +393,11 @@ impl Node {
                 )
                 .into());
             }
-            let record = TokenRecord::new(plan.next_token(), &secret, expires_s, uses, now_ns);
+            let rights = client.as_ref().map(|asked| rights_of(plan.next(), asked)).transpose()?;
+            let record = TokenRecord {
+                client: rights,
+                ..TokenRecord::new(plan.next_token(), &secret, expires_s, uses, now_ns)
+            };
             plan.set_token(record.clone());
             Ok(record)
         };
@@ -355,6 +408,7 @@ impl Node {
             id: record.id,
             secret: secret.into(),
             addresses,
+            is_for_clients: record.client.is_some(),
         };
         Ok(NewToken { info: info(&record, now_ns), token: token.to_string() })
     }
@@ -413,7 +467,38 @@ fn info(record: &TokenRecord, now_ns: i64) -> TokenInfo {
         (_, 0) => "expired",
         _ => "valid",
     };
-    TokenInfo { id: record.id, state: state.to_owned(), expires_in_s: left_s, uses_left: record.uses_left }
+    let role = if record.client.is_some() { "client" } else { "node" };
+    TokenInfo {
+        id: record.id,
+        role: role.to_owned(),
+        state: state.to_owned(),
+        expires_in_s: left_s,
+        uses_left: record.uses_left,
+    }
+}
+
+/// What an operator allows to clients.
+fn rights_of(cluster: &Cluster, asked: &TokenRights) -> Result<ClientRights> {
+    let find = |name: &String| {
+        let found = cluster.filesystems.values().find(|record| record.name == *name);
+        found.map(|record| record.id).ok_or_else(|| {
+            AdminError::not_found(format!("no such filesystem: name={name} (see `forebay fs list`)"))
+        })
+    };
+    let filesystem = asked.filesystem.as_ref().map(find).transpose()?;
+    Ok(ClientRights { filesystem, read_only: asked.read_only, squash: asked.squash })
+}
+
+fn client_info(cluster: &Cluster, record: &ClientRecord) -> ClientInfo {
+    let ClientRights { filesystem, read_only, squash } = &record.rights;
+    let name_of = |id: &u32| cluster.filesystems.get(id).map(|record| record.name.clone());
+    ClientInfo {
+        id: record.id,
+        name: record.name.clone(),
+        filesystem: filesystem.as_ref().map(|id| name_of(id).unwrap_or_else(|| id.to_string())),
+        read_only: *read_only,
+        squash: *squash,
+    }
 }
 
 impl NodesControl for Node {
@@ -451,5 +536,17 @@ impl NodesControl for Node {
 
     fn remove_token(&self, id: u32) -> BoxFuture<'_, Result<TokenInfo, AdminError>> {
         Box::pin(self.remove_token_now(id))
+    }
+
+    fn clients(&self) -> BoxFuture<'_, Result<Vec<ClientInfo>, AdminError>> {
+        Box::pin(async {
+            let state = self.state.lock().await;
+            let clients = state.cluster.clients.values();
+            Ok(clients.map(|record| client_info(&state.cluster, record)).collect())
+        })
+    }
+
+    fn remove_client(&self, id: u32) -> BoxFuture<'_, Result<ClientInfo, AdminError>> {
+        Box::pin(self.remove_client_now(id))
     }
 }

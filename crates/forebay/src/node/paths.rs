@@ -119,6 +119,11 @@ impl NodeDir {
         self.run().join("stop-error")
     }
 
+    /// The place of a client, which is no node, in its cluster.
+    pub(crate) fn client_json(&self) -> PathBuf {
+        self.root.join("client.json")
+    }
+
     pub(crate) fn default_mount(&self) -> PathBuf {
         self.root.join("mnt")
     }

@@ -166,6 +166,17 @@ async fn first_view(mut owner: Owner, name: &str) -> Result<FilesystemView> {
     }
 }
 
+/// A filesystem, as its owner tells of it now.
+pub(crate) async fn view_of(
+    routes: &Arc<Routes>,
+    node: watch::Receiver<Option<NodeId>>,
+    name: &str,
+) -> Result<FilesystemView> {
+    let owner = Owner { routes: routes.clone(), node };
+    let view = tokio::time::timeout(FIRST_VIEW, first_view(owner, name)).await;
+    view.context("the node that owns the metadata does not answer")?
+}
+
 async fn topology_of(routes: &Routes, view: &FilesystemView) -> Arc<Topology> {
     routes.set_nodes(&view.nodes);
     let places: HashMap<DriveId, NodeId> =

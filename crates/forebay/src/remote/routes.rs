@@ -28,6 +28,8 @@ const OWNER_PAUSE: Duration = Duration::from_millis(500);
 /// How long the node beside may be away before others are asked, and how long these may take.
 const AWAY: Duration = Duration::from_secs(1);
 const ANSWER_PATIENCE: Duration = Duration::from_secs(2);
+/// How long all nodes wait for news of the owner, where there is no node beside.
+const OTHERS_WAIT: Duration = Duration::from_secs(1);
 
 /// Drives that are in this process.
 pub(crate) trait OwnDrives: Send + Sync {
@@ -37,9 +39,8 @@ pub(crate) trait OwnDrives: Send + Sync {
 
 /// The ways to the nodes of the cluster.
 pub(crate) struct Routes {
-    home: NodeId,
-    /// The node of this machine, by its socket.
-    beside: Arc<Peer>,
+    /// The node of this machine, by its socket; `None`: there is none.
+    beside: Option<(NodeId, Arc<Peer>)>,
     /// Its drives, if this is its process.
     own: Option<Arc<dyn OwnDrives>>,
     others: Arc<Fabric>,
@@ -50,12 +51,22 @@ pub(crate) struct Routes {
 impl Routes {
     /// Those of a process beside a node, which has its files in `dir`.
     pub(crate) fn beside(env: &Env, dir: &NodeDir, home: NodeId) -> Result<Arc<Self>> {
-        let beside = beside(env, dir, DATA_CONNECTIONS);
-        let identity = IdentityFiles::new(env, dir).load()?.context("this node has no certificate")?;
+        Self::elsewhere(env, dir, Some((home, beside(env, dir, DATA_CONNECTIONS))))
+    }
+
+    /// Those of a process on a machine without a node, whose certificate is in `dir`.
+    pub(crate) fn of_guest(env: &Env, dir: &NodeDir, nodes: &[NodeAddresses]) -> Result<Arc<Self>> {
+        let routes = Self::elsewhere(env, dir, None)?;
+        routes.set_nodes(nodes);
+        Ok(routes)
+    }
+
+    fn elsewhere(env: &Env, dir: &NodeDir, beside: Option<(NodeId, Arc<Peer>)>) -> Result<Arc<Self>> {
+        let identity = IdentityFiles::new(env, dir).load()?.context("there is no certificate")?;
         let connector = Connector::new(&identity)?;
         let others = Fabric::new(env.clone(), Handle::current(), connector, DATA_CONNECTIONS);
         tokio::spawn(follow_identity(IdentityFiles::new(env, dir), Arc::downgrade(&others)));
-        Ok(Arc::new(Self { home, beside, own: None, others, known: Mutex::default() }))
+        Ok(Arc::new(Self { beside, own: None, others, known: Mutex::default() }))
     }
 
     /// Those of a node, which keeps `others` up to date itself. It may become the owner of the ledgers, so it reaches that by its
@@ -67,8 +78,7 @@ impl Routes {
         others: Arc<Fabric>,
     ) -> Arc<Self> {
         Arc::new(Self {
-            home,
-            beside: beside(env, dir, 0),
+            beside: Some((home, beside(env, dir, 0))),
             own: Some(drives),
             others,
             known: Mutex::default(),
@@ -78,15 +88,23 @@ impl Routes {
     /// The nodes and their addresses, as they are now.
     pub(crate) fn set_nodes(&self, nodes: &[NodeAddresses]) {
         if self.own.is_none() {
-            *self.known() = nodes.iter().map(|node| node.node).filter(|node| *node != self.home).collect();
-            let others = nodes.iter().filter(|node| node.node != self.home);
+            let is_other = |node: &&NodeAddresses| !self.is_beside(node.node);
+            *self.known() = nodes.iter().filter(is_other).map(|node| node.node).collect();
+            let others = nodes.iter().filter(is_other);
             self.others.set_nodes(others.map(|node| (node.node, node.addresses.clone())).collect());
         }
     }
 
     /// The way to a node; `None`: it is gone.
     pub(crate) fn to(&self, node: NodeId) -> Option<Arc<Peer>> {
-        if node == self.home { Some(self.beside.clone()) } else { self.others.peer(node) }
+        match &self.beside {
+            Some((home, beside)) if *home == node => Some(beside.clone()),
+            _ => self.others.peer(node),
+        }
+    }
+
+    fn is_beside(&self, node: NodeId) -> bool {
+        self.beside.as_ref().is_some_and(|(home, _)| *home == node)
     }
 
     fn known(&self) -> MutexGuard<'_, Vec<NodeId>> {
@@ -100,9 +118,9 @@ impl Routes {
         owner
     }
 
-    /// Waits until the node beside has been away for a while.
-    async fn beside_is_away(&self) {
-        let mut contact = self.beside.contact();
+    /// Waits until a node beside has been away for a while.
+    async fn is_away(beside: &Peer) {
+        let mut contact = beside.contact();
         loop {
             // The sender lives as long as the peer.
             let _ = contact.wait_for(|contact| !contact.is_there).await;
@@ -113,14 +131,14 @@ impl Routes {
         }
     }
 
-    /// Asks all other nodes for an owner that is later than the known one.
-    async fn ask_others(&self, known: Epoch) -> Option<(NodeId, Epoch)> {
+    /// Asks all other nodes for an owner that is later than the known one. They wait so long for one.
+    async fn ask_others(&self, known: Epoch, wait: Duration) -> Option<(NodeId, Epoch)> {
         let nodes = self.known().clone();
         let asks = nodes.into_iter().filter_map(|node| {
             let views = RemoteViews::new(&self.others.peer(node)?);
             Some(async move {
-                let asked = views.ask(ViewRequest::Owner { known, wait_ms: 0 });
-                match tokio::time::timeout(ANSWER_PATIENCE, asked).await {
+                let asked = views.ask(ViewRequest::Owner { known, wait_ms: wait.as_millis() as u32 });
+                match tokio::time::timeout(wait + ANSWER_PATIENCE, asked).await {
                     Ok(Ok(ViewReply::Owner(node, epoch))) if epoch > known => Some((node, epoch)),
                     _ => None,
                 }
@@ -144,7 +162,7 @@ impl Routes {
         for (id, node) in wanted {
             if let Some(drive) = own.get(&id) {
                 found.push((id, drive.clone()));
-            } else if let Some(peer) = self.to(node).filter(|_| self.own.is_none() || node != self.home) {
+            } else if let Some(peer) = self.to(node).filter(|_| self.own.is_none() || !self.is_beside(node)) {
                 found.push((id, RemoteDrive::expected(&peer, id) as Arc<dyn DriveService>));
                 first_words.push(async move { drop(RemoteDrive::new(&peer, id).await) });
             }
@@ -175,21 +193,25 @@ async fn follow_identity(files: IdentityFiles, others: Weak<Fabric>) {
 /// The node in a directory of this machine.
 fn beside(env: &Env, dir: &NodeDir, data_connections: usize) -> Arc<Peer> {
     let (env, runtime) = (env.clone(), Handle::current());
-    Peer::new(PeerOptions { env, runtime, dial: dial(dir), data_connections })
+    Peer::new(PeerOptions { env, runtime, dial: dial(dir), data_connections, proofs: Arc::default() })
 }
 
 /// Asks again and again which node owns the ledgers.
 async fn follow_owner(routes: Arc<Routes>, tell: watch::Sender<Option<NodeId>>) {
-    let (views, mut known) = (RemoteViews::new(&routes.beside), Epoch(0));
+    let mut known = Epoch(0);
+    let beside = routes.beside.as_ref().map(|(_, beside)| (beside, RemoteViews::new(beside)));
     while !tell.is_closed() {
         let wait_ms = NEWS_WAIT_MAX.as_millis() as u32;
-        let answer = tokio::select! {
-            answer = views.ask(ViewRequest::Owner { known, wait_ms }) => match answer {
-                Ok(ViewReply::Owner(node, epoch)) => Some((node, epoch)),
-                Ok(_) => continue,
-                Err(_) => None,
+        let answer = match &beside {
+            None => routes.ask_others(known, OTHERS_WAIT).await,
+            Some((beside, views)) => tokio::select! {
+                answer = views.ask(ViewRequest::Owner { known, wait_ms }) => match answer {
+                    Ok(ViewReply::Owner(node, epoch)) => Some((node, epoch)),
+                    Ok(_) => continue,
+                    Err(_) => None,
+                },
+                () = Routes::is_away(beside) => routes.ask_others(known, Duration::ZERO).await,
             },
-            () = routes.beside_is_away() => routes.ask_others(known).await,
         };
         match answer {
             Some((node, epoch)) => {

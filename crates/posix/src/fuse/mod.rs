@@ -49,13 +49,15 @@ pub struct MountOptions {
     pub threads: usize,
     /// Options given with `-o`.
     pub flags: MountFlags,
+    /// The owner of the metadata checks the rights of each user: it does not trust this machine to have done so.
+    pub sends_callers: bool,
 }
 
 impl MountOptions {
     /// With as many threads as suit the machine.
     pub fn new(path: &Path, source: String, flags: MountFlags) -> Self {
         let threads = std::thread::available_parallelism().map_or(4, |cores| cores.get().clamp(4, 16));
-        Self { path: path.to_owned(), source, threads, flags }
+        Self { path: path.to_owned(), source, threads, flags, sends_callers: false }
     }
 }
 
@@ -240,13 +242,14 @@ impl Mount {
             client.set_invalidate(Some(Arc::new(KernelCaches { kernel: kernel.clone() })));
             let fuse: Arc<dyn fuse::Serve> = Arc::new(Fuse {
                 client: client.clone(),
+                sends_callers: options.sends_callers,
                 runtime,
                 cache: options.flags.cache,
-                dirs: Mutex::new(HashMap::new()),
-                next_handle: AtomicU64::new(1),
+                dirs: Arc::default(),
+                next_handle: Arc::new(AtomicU64::new(1)),
                 kernel,
-                cached: CachedFiles::default(),
-                range_holders: RangeHolders::default(),
+                cached: Arc::default(),
+                range_holders: Arc::default(),
                 may_block: transport == Transport::Device,
             });
             fuse
@@ -411,15 +414,18 @@ fn set_read_ahead(path: &Path, bytes: u64) {
     }
 }
 
+#[derive(Clone)]
 struct Fuse {
     client: Client,
+    /// Each request is made on behalf of the user of its program.
+    sends_callers: bool,
     runtime: Handle,
     cache: CacheMode,
-    dirs: Mutex<HashMap<u64, Arc<tokio::sync::Mutex<DirStream>>>>,
-    next_handle: AtomicU64,
+    dirs: Arc<Mutex<HashMap<u64, Arc<tokio::sync::Mutex<DirStream>>>>>,
+    next_handle: Arc<AtomicU64>,
     kernel: Kernel,
-    cached: CachedFiles,
-    range_holders: RangeHolders,
+    cached: Arc<CachedFiles>,
+    range_holders: Arc<RangeHolders>,
     /// Whether the thread that reads a request may do blocking work for it. A thread of a ring must not: the other requests
     /// of its CPU would wait.
     may_block: bool,

@@ -13,6 +13,10 @@ use super::{Fuse, requests};
 impl Serve for Fuse {
     fn serve(&self, request: Request, reply: Reply) {
         let (caller, ino) = (Caller::from(&request), Ino(request.ino));
+        if self.sends_callers {
+            let client = self.client.for_caller(caller.credentials());
+            return Self { client, sends_callers: false, ..self.clone() }.serve(request, reply);
+        }
         match request.op {
             Op::Lookup { name } => self.lookup(ino, name, reply),
             Op::GetAttr => self.get_attr(ino, reply),

@@ -32,6 +32,12 @@ impl From<&Request> for Caller {
 }
 
 impl Caller {
+    /// As the owner of the metadata knows it.
+    pub(super) fn credentials(self) -> client::Caller {
+        let status = read_status(self.pid).unwrap_or_default();
+        client::Caller { uid: self.uid, gid: self.gid, groups: groups(&status).collect() }
+    }
+
     /// Whether changes by this caller never clear the bits.
     pub(super) fn keeps_set_id(self) -> bool {
         self.uid == 0

@@ -43,7 +43,13 @@ impl RemoteDrive {
     }
 
     async fn ask(&self, request: DriveRequest) -> Result<DriveReply, DriveFailed> {
-        let asked = self.peer.ask_drive(self.id, &request, PATIENCE);
+        let named = match &request {
+            DriveRequest::Put(put) => Some(put.key),
+            DriveRequest::Delete(delete) => delete.keys.first().copied(),
+            _ => None,
+        };
+        let grant = named.and_then(|key| self.peer.proofs().of_extent(key.ledger, key.extent));
+        let asked = self.peer.ask_drive(self.id, &request, grant, PATIENCE);
         // A machine that is not reached does not answer soon. What was sent may be executed all the same.
         let answer = tokio::select! {
             biased;

@@ -11,6 +11,7 @@ use tokio::runtime::Handle;
 
 use super::{Connection, Connector, Dial, Peer, PeerOptions};
 use crate::identity::Party;
+use crate::rights::Proofs;
 
 /// How long one address of a node is tried.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -22,6 +23,7 @@ pub struct Fabric {
     data_connections: usize,
     connector: Arc<Shared<Arc<Connector>>>,
     nodes: Shared<BTreeMap<NodeId, Node>>,
+    proofs: Arc<Proofs>,
 }
 
 struct Node {
@@ -65,7 +67,8 @@ impl Fabric {
     /// No nodes yet. Each will have this many connections for data, beside the one for metadata.
     pub fn new(env: Env, runtime: Handle, connector: Connector, data_connections: usize) -> Arc<Self> {
         let connector = Arc::new(Shared::new(Arc::new(connector)));
-        Arc::new(Self { env, runtime, data_connections, connector, nodes: Shared::new(BTreeMap::new()) })
+        let (nodes, proofs) = (Shared::new(BTreeMap::new()), Arc::default());
+        Arc::new(Self { env, runtime, data_connections, connector, nodes, proofs })
     }
 
     /// The nodes and their addresses, as they are now. Peers of nodes that are gone end: their calls fail. A changed address is
@@ -98,6 +101,7 @@ impl Fabric {
                 runtime: self.runtime.clone(),
                 dial: self.dial(node, addresses.clone()),
                 data_connections: self.data_connections,
+                proofs: self.proofs.clone(),
             })
         });
         Some(peer.clone())

@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use base::{FsError, LedgerId, SessionId};
+use bytes::Bytes;
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 
@@ -14,6 +15,7 @@ use crate::claim::{Claim, Resumed};
 use crate::message::{Envelope, OWNER, Payload, Refusal, SessionRequest};
 use crate::meta::{EventSink, MetaReply, MetaRequest, MetaService};
 use crate::position::Position;
+use crate::rights::Grant;
 
 /// How long a call without a deadline waits for its answer.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -64,12 +66,13 @@ impl RemoteOwner {
         &self,
         events: Arc<dyn EventSink>,
         request: SessionRequest,
-    ) -> Result<R, FsError> {
+    ) -> Result<(Bytes, R), FsError> {
         // A claim may take several messages; a new session has a new stream.
         let goes_on = matches!(request, SessionRequest::Resume { .. });
         self.peer.listen(self.stream, self.ledger, events, self.lost.clone(), goes_on);
         let bound = self.peer.bind::<Result<R, FsError>>(self.ledger, self.stream, &request, PATIENCE);
-        self.unless_lost(async { bound.await.map_err(as_fs_error)? }).await
+        let (head, reply) = self.unless_lost(async { bound.await.map_err(as_fs_error) }).await?;
+        Ok((head.proof, reply?))
     }
 }
 
@@ -90,7 +93,12 @@ impl Drop for RemoteOwner {
 
 impl MetaService for RemoteOwner {
     fn connect(&self, events: Arc<dyn EventSink>) -> BoxFuture<'_, Result<SessionId, FsError>> {
-        Box::pin(self.bind(events, SessionRequest::Connect { stream: self.stream }))
+        Box::pin(async move {
+            let request = SessionRequest::Connect { stream: self.stream };
+            let (proof, session) = self.bind(events, request).await?;
+            self.peer.proofs().keep_session(self.ledger, session, proof);
+            Ok(session)
+        })
     }
 
     fn resume(
@@ -99,7 +107,11 @@ impl MetaService for RemoteOwner {
         claim: Claim,
         events: Arc<dyn EventSink>,
     ) -> BoxFuture<'_, Result<Resumed, FsError>> {
-        Box::pin(self.bind(events, SessionRequest::Resume { stream: self.stream, session, claim }))
+        let proof = self.peer.proofs().of_session(self.ledger, session);
+        Box::pin(async move {
+            let request = SessionRequest::Resume { stream: self.stream, session, claim, proof };
+            Ok(self.bind(events, request).await?.1)
+        })
     }
 
     fn position(&self) -> Option<Position> {
@@ -121,6 +133,10 @@ impl MetaService for RemoteOwner {
             // Answers overtake each other.
             if head.position.map(|position| position.seq) > newest.map(|newest| newest.seq) {
                 *newest = head.position;
+            }
+            if let Ok(MetaReply::Range { first, count }) = &reply {
+                let grant = Grant { first: *first, count: *count, proof: head.proof };
+                self.peer.proofs().keep_extents(self.ledger, grant);
             }
             reply
         })

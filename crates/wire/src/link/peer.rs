@@ -27,6 +27,7 @@ use crate::message::{
     SessionRequest, StreamEvent, Welcome,
 };
 use crate::meta::EventSink;
+use crate::rights::{Grant, Proofs};
 
 /// The code of the call by which a stream goes on.
 const ATTACH: u16 = SESSION.0[2].1;
@@ -43,6 +44,8 @@ pub struct PeerOptions {
     pub dial: Dial,
     /// Connections for data, beside the one for metadata and events.
     pub data_connections: usize,
+    /// What this process was given, by any node.
+    pub proofs: Arc<Proofs>,
 }
 
 /// A process with services, as its clients see it. Connections that break are opened anew, and calls without an answer are sent
@@ -56,6 +59,7 @@ pub struct Peer {
 
 pub(super) struct Shared {
     env: Env,
+    proofs: Arc<Proofs>,
     /// Ledgers there; `None` before the first connection.
     welcome: watch::Sender<Option<Welcome>>,
     sinks: Mutex<BTreeMap<u64, Sink>>,
@@ -152,9 +156,10 @@ impl Drop for CallGuard<'_> {
 impl Peer {
     /// Begins to connect.
     pub fn new(options: PeerOptions) -> Arc<Self> {
-        let PeerOptions { env, runtime, dial, data_connections } = options;
+        let PeerOptions { env, runtime, dial, data_connections, proofs } = options;
         let shared = Arc::new(Shared {
             env,
+            proofs,
             welcome: watch::Sender::new(None),
             sinks: Mutex::default(),
             facts: Mutex::default(),
@@ -200,10 +205,10 @@ impl Peer {
         stream: u64,
         request: &SessionRequest,
         limit: Duration,
-    ) -> Result<R, CallError> {
+    ) -> Result<(AnswerHead, R), CallError> {
         let envelope = Envelope { deadline_ms: limit.as_millis() as u32, ..Envelope::default() };
         let message = message::pack_request(&SESSION, &envelope, request);
-        self.ask(&self.lanes[0], ledger.0, message, limit, Some(stream)).await.map(|(_, reply)| reply)
+        self.ask(&self.lanes[0], ledger.0, message, limit, Some(stream)).await
     }
 
     /// Whether the other side can be reached. When it is there again, the state of its drives is known.
@@ -228,9 +233,10 @@ impl Peer {
         &self,
         drive: DriveId,
         request: &T,
+        grant: Option<Grant>,
         limit: Duration,
     ) -> Result<R, CallError> {
-        let envelope = Envelope { deadline_ms: limit.as_millis() as u32, ..Envelope::default() };
+        let envelope = Envelope { deadline_ms: limit.as_millis() as u32, grant, ..Envelope::default() };
         let packed = message::pack_request(&DRIVE, &envelope, request);
         let turn = self.next_lane.fetch_add(1, Ordering::Relaxed);
         let lane = match self.lanes.len() - 1 {
@@ -316,6 +322,10 @@ impl Peer {
             // The sender lives as long as the peer.
             let _ = count.changed().await;
         }
+    }
+
+    pub(super) fn proofs(&self) -> &Proofs {
+        &self.shared.proofs
     }
 
     pub(super) fn env(&self) -> &Env {

@@ -1,14 +1,14 @@
 //! The side of a connection that has services.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Poll;
 use std::time::Duration;
 
 use base::env::Env;
-use base::{DriveId, FsError, LedgerId};
+use base::{DriveId, FsError, LedgerId, SessionId};
 use serde::de::DeserializeOwned;
 use tokio::io::{BufReader, ReadHalf};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -18,17 +18,18 @@ use super::outbox::{Outbox, outbox};
 use super::{CALLS_MAX, Connection, EVENTS_MAX, PAYLOADS_BYTES_MAX, PING, SILENCE, Stream};
 use crate::BoxFuture;
 use crate::cluster::{ClusterService, Declined, HostService, JoinService};
-use crate::drive::{DriveService, GetPurpose, PutPurpose};
+use crate::drive::{DriveService, GetPurpose, PutPurpose, ShardKey};
 use crate::encoding::{BadRequest, Operations};
 use crate::frame::{BODY_BYTES_MAX, Frame, FrameKind, PAYLOAD_BYTES_MAX, read_frame_within};
 use crate::message::{
-    self, AnswerHead, AnswerTime, CLUSTER, Caller, DRIVE, DriveReply, DriveRequest, Envelope, GREET,
-    GreetRequest, HOST, JOIN, OWNER, Packed, Payload, REPLICA, Refusal, SESSION, SessionRequest, StreamEvent,
-    VIEW, Welcome,
+    self, AnswerHead, AnswerTime, CLUSTER, DRIVE, DriveReply, DriveRequest, Envelope, GREET, GreetRequest,
+    HOST, JOIN, OWNER, Packed, Payload, REPLICA, Refusal, SESSION, SessionRequest, StreamEvent, VIEW,
+    Welcome,
 };
-use crate::meta::{EventSink, MetaRequest, MetaService, OwnerEvent};
+use crate::meta::{EventSink, MetaReply, MetaRequest, MetaService, OwnerEvent};
 use crate::replica::{ReplicaReply, ReplicaService};
-use crate::view::{ViewReply, ViewService};
+use crate::rights::{ProofKey, Rights};
+use crate::view::{ViewReply, ViewRequest, ViewService};
 
 /// The services of a process.
 #[derive(Clone, Default)]
@@ -49,19 +50,21 @@ pub struct Services {
     pub cluster: Option<Arc<dyn ClusterService>>,
     /// The host of the drives.
     pub host: Option<Arc<dyn HostService>>,
+    /// The key of what nodes give to clients.
+    pub proofs: Option<ProofKey>,
 }
 
 /// The longest message of a stranger: a request to join is far shorter.
 const STRANGER_BYTES_MAX: u32 = 64 << 10;
 
 /// How far the other side of a connection is trusted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Trust {
-    /// It has checked the rights of its users, and may do the upkeep.
+    /// A node, or a process beside it. It has checked the rights of its users, and may do the upkeep.
     Full,
-    /// It says on behalf of which user it asks, and the owner checks that user's rights. What it asks without a user, it asks as
-    /// nobody.
-    Users,
+    /// A client that is no node. It says on behalf of which user it asks, and the owner checks that user's rights. What it asks without
+    /// a user, it asks as nobody.
+    Client(Arc<Rights>),
     /// It is not known. It may ask to join.
     Stranger,
 }
@@ -71,6 +74,14 @@ pub struct Server {
     services: Mutex<Arc<Services>>,
     incarnation: u64,
     streams: Mutex<BTreeMap<u64, Arc<EventStream>>>,
+    /// Sessions of clients that are no nodes.
+    sessions: Mutex<HashMap<(LedgerId, SessionId), BoundSession>>,
+}
+
+/// A session of a client, for as long as its stream is there.
+struct BoundSession {
+    client: u32,
+    stream: Weak<EventStream>,
 }
 
 /// Events of one session, until they are acknowledged.
@@ -166,7 +177,8 @@ impl Server {
     /// A server of these services.
     pub fn new(env: &Env, services: Services) -> Arc<Self> {
         let incarnation = env.random.next_u64();
-        Arc::new(Self { services: Mutex::new(Arc::new(services)), incarnation, streams: Mutex::default() })
+        let (streams, sessions) = (Mutex::default(), Mutex::default());
+        Arc::new(Self { services: Mutex::new(Arc::new(services)), incarnation, streams, sessions })
     }
 
     /// Has these services from now on.
@@ -174,7 +186,7 @@ impl Server {
         *self.services.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(services);
     }
 
-    fn services(&self) -> Arc<Services> {
+    pub(super) fn services(&self) -> Arc<Services> {
         self.services.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -244,7 +256,7 @@ impl Serving {
     async fn run(mut self, mut from: BufReader<ReadHalf<impl Stream>>) -> io::Result<()> {
         let bytes_max = match self.trust {
             Trust::Stranger => STRANGER_BYTES_MAX,
-            Trust::Full | Trust::Users => BODY_BYTES_MAX + PAYLOAD_BYTES_MAX,
+            Trust::Full | Trust::Client(_) => BODY_BYTES_MAX + PAYLOAD_BYTES_MAX,
         };
         let mut tells_facts = false;
         let mut ticks = tokio::time::interval(PING);
@@ -344,7 +356,7 @@ impl Serving {
     /// Begins a call. It runs as far as it gets at once, so that calls begin in the order in which they arrived.
     async fn begin(&mut self, frame: Frame, memory: Option<OwnedSemaphorePermit>) {
         let number = frame.call;
-        let (server, trust) = (self.server.clone(), self.trust);
+        let (server, trust) = (self.server.clone(), self.trust.clone());
         let (out, payloads) = (self.out.clone(), self.payloads.clone());
         let mut work: BoxFuture<'static, u64> = Box::pin(async move {
             let answer = server.answer(&frame, trust, &out, payloads, memory).await;
@@ -385,13 +397,40 @@ fn answer_frame<T: serde::Serialize + Payload>(
     head: AnswerHead,
     answer: &Result<T, Refusal>,
 ) -> Frame {
-    let mut message = message::pack_answer(call.message.code, head, answer);
+    let mut message = message::pack_answer(call.message.code, head.clone(), answer);
     if message.body.len() > BODY_BYTES_MAX as usize {
         // The other side would end the connection, and ask again on the next one.
         tracing::error!(code = call.message.code, bytes = message.body.len(), "an answer is too long");
         message = message::pack_answer(call.message.code, head, &Err::<bool, _>(Refusal::TooLong));
     }
     Frame { kind: FrameKind::Answer, service: call.service, call: call.call, message }
+}
+
+/// Whether a client may ask that of a drive: it reads the content of its filesystems, writes extents that it was given, and takes back
+/// what it has written.
+fn may_ask_drive(
+    rights: &Rights,
+    key: Option<&ProofKey>,
+    envelope: &Envelope,
+    request: &DriveRequest,
+) -> bool {
+    let may_write = |shard: &ShardKey| {
+        let granted = key
+            .zip(envelope.grant.as_ref())
+            .is_some_and(|(key, grant)| key.allows(rights.client, shard.ledger, grant, shard.extent));
+        granted && !rights.read_only && rights.ledgers.contains(&shard.ledger)
+    };
+    match request {
+        DriveRequest::Get(get) => rights.ledgers.contains(&get.key.ledger),
+        DriveRequest::Put(put) => put.purpose == PutPurpose::Write && may_write(&put.key),
+        DriveRequest::Delete(delete) => delete.keys.iter().all(may_write),
+        DriveRequest::Stat => true,
+        DriveRequest::KeepPositions { .. }
+        | DriveRequest::KnownLedgers
+        | DriveRequest::List { .. }
+        | DriveRequest::Scrub { .. }
+        | DriveRequest::MakeRoom => false,
+    }
 }
 
 fn refused(call: &Frame, refusal: Refusal) -> Frame {
@@ -424,8 +463,8 @@ impl Server {
         let Ok((mut envelope, fields)) = message::open_envelope(&frame.message.body) else {
             return refused(frame, Refusal::Malformed).into();
         };
-        if trust == Trust::Users {
-            envelope.caller.get_or_insert_with(Caller::nobody);
+        if let Trust::Client(rights) = &trust {
+            envelope.caller = Some(rights.squashed(envelope.caller));
             // The owner takes the client's word for what it repeats.
             envelope.answer = AnswerTime::Durable;
         }
@@ -436,21 +475,22 @@ impl Server {
             } else if trust == Trust::Stranger {
                 refused(frame, Refusal::Forbidden).into()
             } else if CLUSTER.name(code).is_some() {
-                self.ask_cluster(frame, fields, trust).await.into()
+                self.ask_cluster(frame, fields, &trust).await.into()
             } else if HOST.name(code).is_some() {
-                self.ask_host(frame, fields, trust).await.into()
+                self.ask_host(frame, fields, &trust).await.into()
             } else if OWNER.name(code).is_some() {
-                self.ask_owner(frame, envelope, fields).await.into()
+                self.ask_owner(frame, envelope, fields, &trust).await.into()
             } else if SESSION.name(code).is_some() {
-                self.bind(frame, fields, out).await.into()
+                self.bind(frame, fields, out, &trust).await.into()
             } else if REPLICA.name(code).is_some() {
-                let answer = self.ask_replica(frame, fields, trust).await;
+                let answer = self.ask_replica(frame, fields, &trust).await;
                 answer_frame(frame, AnswerHead::default(), &answer).into()
             } else if VIEW.name(code).is_some() {
-                let answer = self.ask_views(frame, fields, trust).await;
+                let answer = self.ask_views(frame, fields, &trust).await;
                 answer_frame(frame, AnswerHead::default(), &answer).into()
             } else {
-                let (answer, memory) = self.ask_drive(frame, fields, payloads, memory).await;
+                let asked = (&envelope, fields, &trust);
+                let (answer, memory) = self.ask_drive(frame, asked, payloads, memory).await;
                 Answer { frame: answer_frame(frame, AnswerHead::default(), &answer), memory }
             }
         };
@@ -470,18 +510,31 @@ impl Server {
         found.map(|(_, owner)| owner.clone()).ok_or(Refusal::Elsewhere)
     }
 
-    async fn ask_owner(&self, frame: &Frame, envelope: Envelope, fields: &[u8]) -> Frame {
+    async fn ask_owner(&self, frame: &Frame, envelope: Envelope, fields: &[u8], trust: &Trust) -> Frame {
+        let ledger = LedgerId(frame.service);
         let message = &frame.message;
         let request =
             message::unpack_request::<MetaRequest>(&OWNER, message.code, fields, message.payload.clone())
                 .map_err(|error| refusal(&error));
         let (head, answer) = match (self.owner(frame), request) {
+            (Ok(_), Ok(_)) if !self.has_session(trust, ledger, envelope.request.session) => {
+                (AnswerHead::default(), Err(Refusal::Forbidden))
+            }
+            (Ok(_), Ok(request)) if matches!(trust, Trust::Client(rights) if !rights.allow(&request)) => {
+                (AnswerHead::default(), Ok(Err(FsError::ReadOnly)))
+            }
             (Ok(owner), Ok(request)) => {
                 if !matches!(request, MetaRequest::Heartbeat { .. }) {
-                    self.note_use(LedgerId(frame.service));
+                    self.note_use(ledger);
                 }
                 let answer = owner.call(envelope, request).await;
-                (AnswerHead { position: owner.position() }, Ok(answer))
+                let proof = match (trust, &answer) {
+                    (Trust::Client(rights), Ok(MetaReply::Range { first, count })) => {
+                        self.prove(|key| key.of_extents(rights.client, ledger, *first, *count))
+                    }
+                    _ => bytes::Bytes::new(),
+                };
+                (AnswerHead { position: owner.position(), proof }, Ok(answer))
             }
             (Err(refusal), _) | (_, Err(refusal)) => (AnswerHead::default(), Err(refusal)),
         };
@@ -492,7 +545,7 @@ impl Server {
         &self,
         frame: &Frame,
         fields: &[u8],
-        trust: Trust,
+        trust: &Trust,
     ) -> Result<Result<ReplicaReply, FsError>, Refusal> {
         let Packed { code, payload, .. } = &frame.message;
         let request = message::unpack_request(&REPLICA, *code, fields, payload.clone());
@@ -502,7 +555,7 @@ impl Server {
         match trust {
             Trust::Full => Ok(owner.ask(request).await),
             // The log and the store have the files of all users.
-            Trust::Users | Trust::Stranger => Ok(Err(FsError::NotPermitted)),
+            Trust::Client(_) | Trust::Stranger => Ok(Err(FsError::NotPermitted)),
         }
     }
 
@@ -510,17 +563,26 @@ impl Server {
         &self,
         frame: &Frame,
         fields: &[u8],
-        trust: Trust,
+        trust: &Trust,
     ) -> Result<Result<ViewReply, FsError>, Refusal> {
         let Packed { code, payload, .. } = &frame.message;
         let request = message::unpack_request(&VIEW, *code, fields, payload.clone());
         let request = request.map_err(|error| refusal(&error))?;
         let services = self.services();
         let views = services.views.as_ref().ok_or(Refusal::Elsewhere)?;
-        match trust {
-            Trust::Full => Ok(views.ask(request).await),
-            // The view has the keys of the object store.
-            Trust::Users | Trust::Stranger => Ok(Err(FsError::NotPermitted)),
+        match (trust, &request) {
+            (Trust::Full, _) | (Trust::Client(_), ViewRequest::Owner { .. }) => Ok(views.ask(request).await),
+            (Trust::Client(rights), ViewRequest::Filesystem { name, .. })
+                if rights.filesystems.contains(name) =>
+            {
+                let mut answer = views.ask(request).await;
+                if let Ok(ViewReply::Filesystem(view)) = &mut answer {
+                    // The keys of the object store are for all that is there.
+                    view.store = bytes::Bytes::new();
+                }
+                Ok(answer)
+            }
+            (Trust::Client(_) | Trust::Stranger, _) => Ok(Err(FsError::NotPermitted)),
         }
     }
 
@@ -532,26 +594,51 @@ impl Server {
         }
     }
 
-    async fn ask_cluster(&self, frame: &Frame, fields: &[u8], trust: Trust) -> Frame {
+    async fn ask_cluster(&self, frame: &Frame, fields: &[u8], trust: &Trust) -> Frame {
         match (request_of(&CLUSTER, frame, fields), self.services().cluster.clone()) {
-            _ if trust != Trust::Full => refused(frame, Refusal::Forbidden),
+            _ if *trust != Trust::Full => refused(frame, Refusal::Forbidden),
             (Ok(request), Some(service)) => answered(frame, service.ask(request).await),
             (Err(refusal), _) => refused(frame, refusal),
             (_, None) => refused(frame, Refusal::Elsewhere),
         }
     }
 
-    async fn ask_host(&self, frame: &Frame, fields: &[u8], trust: Trust) -> Frame {
+    async fn ask_host(&self, frame: &Frame, fields: &[u8], trust: &Trust) -> Frame {
         match (request_of(&HOST, frame, fields), self.services().host.clone()) {
-            _ if trust != Trust::Full => refused(frame, Refusal::Forbidden),
+            _ if *trust != Trust::Full => refused(frame, Refusal::Forbidden),
             (Ok(request), Some(service)) => answered(frame, service.ask(request).await),
             (Err(refusal), _) => refused(frame, refusal),
             (_, None) => refused(frame, Refusal::Elsewhere),
         }
     }
 
-    async fn bind(&self, frame: &Frame, fields: &[u8], out: &Outbox) -> Frame {
-        let head = AnswerHead::default();
+    /// The proof of something that was given to a client. Where there is no key of proofs, the client has no use of it elsewhere.
+    fn prove(&self, sign: impl FnOnce(&ProofKey) -> bytes::Bytes) -> bytes::Bytes {
+        self.services().proofs.as_ref().map(sign).unwrap_or_default()
+    }
+
+    /// Whether the other side may ask for a session: it is a node, or the session is its own.
+    fn has_session(&self, trust: &Trust, ledger: LedgerId, session: SessionId) -> bool {
+        match trust {
+            Trust::Full => true,
+            Trust::Client(rights) => {
+                let sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+                sessions.get(&(ledger, session)).is_some_and(|bound| bound.client == rights.client)
+            }
+            Trust::Stranger => false,
+        }
+    }
+
+    /// A session is a client's from now on.
+    fn note_session(&self, rights: &Rights, ledger: LedgerId, session: SessionId, stream: &Arc<EventStream>) {
+        let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        sessions.retain(|_, bound| bound.stream.strong_count() > 0);
+        let bound = BoundSession { client: rights.client, stream: Arc::downgrade(stream) };
+        sessions.insert((ledger, session), bound);
+    }
+
+    async fn bind(&self, frame: &Frame, fields: &[u8], out: &Outbox, trust: &Trust) -> Frame {
+        let mut head = AnswerHead::default();
         let request =
             message::unpack_request(&SESSION, frame.message.code, fields, frame.message.payload.clone());
         let (owner, request) = match (self.owner(frame), request) {
@@ -560,21 +647,41 @@ impl Server {
             (_, Err(error)) => return refused(frame, refusal(&error)),
         };
         let ledger = LedgerId(frame.service);
+        let rights = match trust {
+            Trust::Full => None,
+            Trust::Client(rights) if rights.ledgers.contains(&ledger) => Some(rights),
+            Trust::Client(_) | Trust::Stranger => return refused(frame, Refusal::Forbidden),
+        };
         match request {
             SessionRequest::Connect { stream } => {
                 // Sent again: the session is registered twice, and the first one ends by its silence.
                 let stream = self.new_stream(stream, ledger);
                 stream.attach(0, out);
-                let answer = owner.connect(Arc::new(Sink(stream))).await;
+                let answer = owner.connect(Arc::new(Sink(stream.clone()))).await;
+                if let (Some(rights), Ok(session)) = (rights, &answer) {
+                    self.note_session(rights, ledger, *session, &stream);
+                    head.proof = self.prove(|key| key.of_session(rights.client, ledger, *session));
+                }
                 answer_frame(frame, head, &Ok::<Result<_, FsError>, _>(answer))
             }
-            SessionRequest::Resume { stream, session, claim } => {
+            SessionRequest::Resume { stream, session, claim, proof } => {
+                if let Some(rights) = rights {
+                    let key = self.services().proofs.clone();
+                    let is_its =
+                        key.is_some_and(|key| key.is_of_session(rights.client, ledger, session, &proof));
+                    if !is_its && !self.has_session(trust, ledger, session) {
+                        return refused(frame, Refusal::Forbidden);
+                    }
+                }
                 let stream = self.stream(stream).unwrap_or_else(|| self.new_stream(stream, ledger));
                 let is_whole = stream.attach(0, out);
                 let answer = match is_whole {
-                    true => owner.resume(session, claim, Arc::new(Sink(stream))).await,
+                    true => owner.resume(session, claim, Arc::new(Sink(stream.clone()))).await,
                     false => Err(FsError::Disconnected),
                 };
+                if let (Some(rights), Ok(_)) = (rights, &answer) {
+                    self.note_session(rights, ledger, session, &stream);
+                }
                 answer_frame(frame, head, &Ok::<Result<_, FsError>, _>(answer))
             }
             SessionRequest::Attach { stream, seen } => {
@@ -587,19 +694,32 @@ impl Server {
     async fn ask_drive(
         &self,
         frame: &Frame,
-        fields: &[u8],
+        (envelope, fields, trust): (&Envelope, &[u8], &Trust),
         payloads: Arc<Semaphore>,
         memory: Option<OwnedSemaphorePermit>,
     ) -> (Result<DriveReply, Refusal>, Option<OwnedSemaphorePermit>) {
         let message = &frame.message;
-        let request: DriveRequest =
+        let mut request: DriveRequest =
             match message::unpack_request(&DRIVE, message.code, fields, message.payload.clone()) {
                 Ok(request) => request,
                 Err(error) => return (Err(refusal(&error)), memory),
             };
-        let Some(drive) = self.services().drives.get(&DriveId(frame.service)).cloned() else {
+        let services = self.services();
+        let Some(drive) = services.drives.get(&DriveId(frame.service)).cloned() else {
             return (Err(Refusal::Elsewhere), memory);
         };
+        if let Trust::Client(rights) = trust {
+            if !may_ask_drive(rights, services.proofs.as_ref(), envelope, &request) {
+                tracing::warn!(client = rights.client, "a client asked a drive for what it has no right to");
+                return (Err(Refusal::Forbidden), memory);
+            }
+            // The drive would believe that the ledger has come so far.
+            match &mut request {
+                DriveRequest::Put(put) => put.position = None,
+                DriveRequest::Delete(delete) => delete.position = None,
+                _ => {}
+            }
+        }
         match &request {
             DriveRequest::Get(get) if get.purpose == GetPurpose::Read => self.note_use(get.key.ledger),
             DriveRequest::Put(put) if put.purpose == PutPurpose::Write => self.note_use(put.key.ledger),

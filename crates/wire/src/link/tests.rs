@@ -1,4 +1,5 @@
 mod fabric;
+mod hostile;
 mod listener;
 mod tls;
 
@@ -14,18 +15,21 @@ use bytes::Bytes;
 use tokio::net::UnixStream;
 use tokio::sync::{Notify, mpsc};
 
+use super::peer::CallError;
 use super::*;
 use crate::claim::{Claim, Resumed};
 use crate::drive::*;
 use crate::frame::{Frame, FrameKind, read_frame, write_frame};
 use crate::message::{
-    self, AnswerTime, CLUSTER, Envelope, HOST, JOIN, OWNER, REPLICA, Refusal, SESSION, VIEW,
+    self, AnswerTime, CLUSTER, DriveReply, DriveRequest, Envelope, HOST, JOIN, OWNER, REPLICA, Refusal,
+    SESSION, VIEW,
 };
 use crate::meta::{
     EventSink, LeaseGrant, LeaseKind, MetaReply, MetaRequest, MetaService, OwnerEvent, RequestId,
 };
 use crate::position::{KnownLedger, Position};
 use crate::replica::{CopyPart, ReplicaReply, ReplicaRequest, ReplicaService};
+use crate::rights::{ProofKey, Rights, Squash};
 use crate::view::{ViewReply, ViewRequest, ViewService};
 
 const LEDGER: LedgerId = LedgerId(3);
@@ -119,6 +123,7 @@ impl MetaService for TestOwner {
                     self.gate.notified().await;
                     Ok(MetaReply::StatFs { used_bytes: 1, inodes: 2 })
                 }
+                MetaRequest::AllocExtents => Ok(MetaReply::Range { first: ExtentId(100), count: 10 }),
                 _ => Ok(MetaReply::Done),
             }
         })
@@ -220,6 +225,7 @@ fn services(owner: &Arc<TestOwner>, opened: u64) -> Services {
         replicas: BTreeMap::from([(LEDGER, owner.clone() as Arc<dyn ReplicaService>)]),
         views: Some(owner.clone() as Arc<dyn ViewService>),
         drives: BTreeMap::from([(DRIVE, Arc::new(TestDrive::default()) as Arc<dyn DriveService>)]),
+        proofs: Some(ProofKey::of(b"secret of the cluster")),
         ..Services::default()
     }
 }
@@ -249,6 +255,7 @@ impl Pair {
                 (server.clone(), break_all.clone(), closed.clone(), dials.clone());
             Arc::new(move || {
                 let (server, break_all) = (server.lock().unwrap().clone(), break_all.clone());
+                let trust = trust.clone();
                 let is_closed = closed.load(Ordering::SeqCst);
                 dials.fetch_add(1, Ordering::SeqCst);
                 Box::pin(async move {
@@ -268,7 +275,13 @@ impl Pair {
             })
         };
         let runtime = tokio::runtime::Handle::current();
-        let peer = Peer::new(PeerOptions { env: env.clone(), runtime, dial, data_connections: 2 });
+        let peer = Peer::new(PeerOptions {
+            env: env.clone(),
+            runtime,
+            dial,
+            data_connections: 2,
+            proofs: Arc::default(),
+        });
         Self { env, owner, server, break_all, closed, dials, peer }
     }
 }
@@ -323,7 +336,7 @@ fn a_standby_gets_a_copy_of_the_store_and_a_client_that_is_not_trusted_does_not(
     let Ok(ReplicaReply::Copied(part)) = ask(Trust::Full, LEDGER) else { panic!("it is copied") };
     assert_eq!((part.copy, part.pairs[0].0.as_ref()), (1, b"k".as_slice()));
     assert_eq!(part.pairs[0].1.len(), 1 << 20);
-    assert_eq!(ask(Trust::Users, LEDGER), Err(FsError::NotPermitted));
+    assert_eq!(ask(client_of(LEDGER), LEDGER), Err(FsError::NotPermitted));
     assert_eq!(ask(Trust::Full, LedgerId(4)), Err(FsError::Disconnected));
     assert_eq!(ask_for(9, Trust::Full, LEDGER), Err(FsError::Io), "the answer is too long for a message");
 }
@@ -336,7 +349,8 @@ fn only_a_trusted_client_gets_a_view_of_a_filesystem() {
     };
     assert_eq!(ask(Trust::Full, "main"), Ok(ViewReply::Same));
     assert_eq!(ask(Trust::Full, "other"), Err(FsError::NotFound));
-    assert_eq!(ask(Trust::Users, "main"), Err(FsError::NotPermitted));
+    assert_eq!(ask(client_of(LEDGER), "main"), Ok(ViewReply::Same));
+    assert_eq!(ask(client_of(LEDGER), "other"), Err(FsError::NotPermitted));
 }
 
 #[test]
@@ -363,12 +377,13 @@ fn when_the_other_side_is_there_again_its_drives_are_known() {
 
 #[test]
 fn a_client_that_is_not_trusted_gets_no_early_answers() {
-    for (trust, is_early) in [(Trust::Full, true), (Trust::Users, false)] {
+    for (trust, is_early) in [(Trust::Full, true), (client_of(LEDGER), false)] {
         run(async {
             let pair = Pair::trusting(trust);
             let owner = RemoteOwner::new(&pair.peer, LEDGER);
             let envelope = Envelope { answer: AnswerTime::Early, ..id(1) };
-            assert_eq!(owner.call(envelope, MetaRequest::AllocExtents).await, Ok(MetaReply::Done));
+            owner.connect(Arc::new(Sent(mpsc::unbounded_channel().0))).await.unwrap();
+            assert_eq!(owner.call(envelope, MetaRequest::PurgeStep).await, Ok(MetaReply::Done));
             assert_eq!(pair.owner.early.load(Ordering::SeqCst), is_early);
         });
     }
@@ -585,6 +600,16 @@ fn a_claim_of_several_messages_goes_on_with_the_same_stream() {
     });
 }
 
+fn rights_of(ledger: LedgerId) -> Rights {
+    let (ledgers, filesystems) = ([ledger].into(), ["main".to_owned()].into());
+    Rights { client: 7, ledgers, filesystems, read_only: false, squash: Squash::Root }
+}
+
+/// A client with one filesystem.
+fn client_of(ledger: LedgerId) -> Trust {
+    Trust::Client(Arc::new(rights_of(ledger)))
+}
+
 /// The refusals of all operations, by name.
 async fn refusals(trust: Trust) -> BTreeMap<&'static str, Option<Refusal>> {
     let env = Env::real();
@@ -622,7 +647,7 @@ fn a_stranger_may_ask_to_join_and_nothing_else_and_users_may_not_ask_for_nodes()
             let expected = if name == "Join" { Refusal::Malformed } else { Refusal::Forbidden };
             assert_eq!(refusal, Some(expected), "{name}");
         }
-        let of_users = refusals(Trust::Users).await;
+        let of_users = refusals(client_of(LEDGER)).await;
         for (name, _) in CLUSTER.0.iter().chain(HOST.0) {
             assert_eq!(of_users[name], Some(Refusal::Forbidden), "{name}");
         }

@@ -8,7 +8,7 @@ use super::*;
 use crate::claim::HeldLease;
 use crate::cluster::{
     ClusterReply, ClusterRequest, Declined, EngineMember, EngineSeat, HostReply, HostRequest, HostedDrive,
-    JoinReply, JoinRequest, Joined, NewNode, NodeAddresses, RecordsNews, StoredLedger,
+    JoinReply, JoinRequest, Joined, NewClient, NewNode, NodeAddresses, RecordsNews, StoredLedger,
 };
 use crate::damage::DamageRequest;
 use crate::drive::{
@@ -328,9 +328,14 @@ fn sessions() -> Vec<SessionRequest> {
     };
     vec![
         SessionRequest::Connect { stream: 1 },
-        SessionRequest::Resume { stream: 2, session: SessionId(4), claim },
+        SessionRequest::Resume { stream: 2, session: SessionId(4), claim, proof: Bytes::new() },
         SessionRequest::Attach { stream: 1, seen: 300 },
     ]
+}
+
+fn new_client() -> NewClient {
+    let (secret, request) = (Bytes::from_static(b"secret"), Bytes::from_static(b"csr"));
+    NewClient { token: 2, secret, name: "c2".to_owned(), request }
 }
 
 fn new_node() -> NewNode {
@@ -422,6 +427,16 @@ fn answers_of_nodes() -> Vec<(&'static str, Vec<u8>)> {
     let body = Bytes::from_static(b"{}");
     vec![
         ("answer: joined", encoding::encode(&Ok::<_, Declined>(JoinReply::Joined(joined)))),
+        (
+            "answer: joined as a client",
+            encoding::encode(&Ok::<_, Declined>(JoinReply::JoinedClient {
+                client: 2,
+                certificate: text("own"),
+                authorities: text("all"),
+                nodes: addresses(),
+                read_only: true,
+            })),
+        ),
         ("answer: declined", encoding::encode(&Err::<JoinReply, _>(Declined(text("why"))))),
         ("answer: records", encoding::encode(&ClusterReply::Records(news))),
         (
@@ -454,8 +469,8 @@ fn answers_of_nodes() -> Vec<(&'static str, Vec<u8>)> {
 
 /// Replies and events, by name.
 fn others() -> Vec<(&'static str, Vec<u8>)> {
-    let head = AnswerHead { position: Some(position()) };
-    let answer = |reply: Result<MetaReply, FsError>| pack_answer(0, head, &Ok(reply)).body.to_vec();
+    let head = AnswerHead { position: Some(position()), ..AnswerHead::default() };
+    let answer = |reply: Result<MetaReply, FsError>| pack_answer(0, head.clone(), &Ok(reply)).body.to_vec();
     let entry = MetaReply::Entry { attr: attr(), lease: Some(lease()), keep: true };
     let listed = DirEntry { name: Bytes::from_static(b"name"), cookie: 5, attr: attr(), lease: None };
     let dir = MetaReply::Dir { entries: vec![listed], parent: Ino::ROOT, end: true, keep: false };
@@ -471,7 +486,14 @@ fn others() -> Vec<(&'static str, Vec<u8>)> {
     vec![
         (
             "envelope",
-            encoding::encode(&Envelope { request, deadline_ms: 60_000, trace: 9, caller, answer: again }),
+            encoding::encode(&Envelope {
+                request,
+                deadline_ms: 60_000,
+                trace: 9,
+                caller,
+                answer: again,
+                grant: None,
+            }),
         ),
         ("answer: welcome", pack_answer(0, AnswerHead::default(), &Ok(welcome)).body.to_vec()),
         (
@@ -536,7 +558,7 @@ fn messages_have_the_golden_bytes() {
     all.extend(lines(OWNER, owner_requests()));
     all.extend(lines(REPLICA, replica_requests()));
     all.extend(lines(VIEW, view_requests()));
-    all.extend(lines(JOIN, vec![JoinRequest::Join(new_node())]));
+    all.extend(lines(JOIN, vec![JoinRequest::Join(new_node()), JoinRequest::JoinClient(new_client())]));
     all.extend(lines(CLUSTER, cluster_requests()));
     all.extend(lines(HOST, host_requests()));
     all.extend(lines(DRIVE, drive_requests()));

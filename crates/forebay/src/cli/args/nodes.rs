@@ -4,8 +4,9 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 use control::Token;
+use wire::rights::Squash;
 
 use super::size;
 use crate::node::PORT;
@@ -16,7 +17,10 @@ drives take new data of all filesystems at once. What is stored moves only if `f
 Examples:
   forebay token create /srv/forebay                              on a node of the cluster
   forebay join forebay1.AbC... /srv/forebay --drive /dev/sdb     on the new machine
-  forebay join forebay1.AbC... /srv/forebay --drives 2 --domain rack=r1";
+  forebay join forebay1.AbC... /srv/forebay --drives 2 --domain rack=r1
+
+With a token for clients (forebay token create --role client), this machine becomes a client: nothing is started, and
+forebay mount DIR PATH mounts.";
 
 /// What `join` takes.
 #[derive(Debug, Args)]
@@ -153,10 +157,90 @@ pub(crate) enum NodeCommand {
     },
 }
 
+const TOKEN_HELP: &str = "A node may do everything, and is trusted like root of the cluster. A client only mounts: it reads and writes the filesystems
+of its token, as the users on its machine, whose rights the nodes check. Root of a client machine acts as each of its
+users, and as root only with --squash none.
+
+Examples:
+  forebay token create /srv/forebay --expires 2h --uses 3
+  forebay token create /srv/forebay --role client --fs main --uses 20
+  forebay token create /srv/forebay --role client --ro --squash all";
+
+/// What joins with a token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Role {
+    /// A machine with drives, mounts and S3.
+    Node,
+    /// A machine that only mounts.
+    Client,
+}
+
+/// Which users of a client count as themselves; others count as nobody.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum SquashArg {
+    /// All but root.
+    Root,
+    /// None.
+    All,
+    /// All.
+    None,
+}
+
+impl From<SquashArg> for Squash {
+    fn from(squash: SquashArg) -> Self {
+        match squash {
+            SquashArg::Root => Self::Root,
+            SquashArg::All => Self::All,
+            SquashArg::None => Self::None,
+        }
+    }
+}
+
+/// For whom a token is.
+#[derive(Debug, Args)]
+pub(crate) struct RoleArgs {
+    /// What joins with it.
+    #[arg(long, value_enum, default_value_t = Role::Node)]
+    pub(crate) role: Role,
+    /// The only filesystem that clients may use. Default: all.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) fs: Option<String>,
+    /// Clients may change nothing.
+    #[arg(long)]
+    pub(crate) ro: bool,
+    /// Which users of clients count as nobody: root, all or none. Default: root.
+    #[arg(long, value_enum)]
+    pub(crate) squash: Option<SquashArg>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ClientCommand {
+    /// List the clients of the cluster, which are no nodes.
+    #[command(after_help = "Example:\n  forebay client list /srv/forebay")]
+    List {
+        /// The directory of any node.
+        dir: PathBuf,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Remove a client: its connections end, and its certificate is of no use any more.
+    #[command(alias = "evict", after_help = "Example:\n  forebay client remove /srv/forebay 3")]
+    Remove {
+        /// The directory of any node.
+        dir: PathBuf,
+        /// Its number.
+        id: u32,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+}
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum TokenCommand {
     /// Make a token with which other machines join the cluster. It is a secret.
-    #[command(after_help = "Example:\n  forebay token create /srv/forebay --expires 2h --uses 3")]
+    #[command(after_help = TOKEN_HELP)]
     Create {
         /// The directory of any node.
         dir: PathBuf,
@@ -166,6 +250,8 @@ pub(crate) enum TokenCommand {
         /// How many machines may join with it.
         #[arg(long, value_name = "N", default_value_t = 1)]
         uses: u32,
+        #[command(flatten)]
+        role: RoleArgs,
         /// Print JSON.
         #[arg(long)]
         json: bool,

@@ -52,7 +52,13 @@ impl Machine {
             Box::pin(async move { connector.connect(&address, Party::Node(NodeId(3))).await })
         });
         let runtime = tokio::runtime::Handle::current();
-        Peer::new(PeerOptions { env: Env::real(), runtime, dial, data_connections: 2 })
+        Peer::new(PeerOptions {
+            env: Env::real(),
+            runtime,
+            dial,
+            data_connections: 2,
+            proofs: Arc::default(),
+        })
     }
 
     async fn stranger(&self, authority: &Authority) -> Connection {
@@ -102,16 +108,17 @@ fn parties_are_trusted_as_the_node_says() {
         let machine = Machine::trusting(&authority.node(3), |party| match party? {
             Party::Node(_) => Some(Trust::Full),
             Party::Client(8) => None,
-            Party::Client(_) => Some(Trust::Users),
+            Party::Client(_) => Some(client_of(LEDGER)),
         })
         .await;
-        let view = async |party| {
+        let view = async |party, name: &str| {
             let peer = machine.peer(&authority.party(party, CLUSTER));
-            let request = ViewRequest::Filesystem { name: "main".to_owned(), known: 0, wait_ms: 0 };
+            let request = ViewRequest::Filesystem { name: name.to_owned(), known: 0, wait_ms: 0 };
             RemoteViews::new(&peer).ask(request).await
         };
-        assert_eq!(view(Party::Node(NodeId(4))).await, Ok(ViewReply::Same));
-        assert_eq!(view(Party::Client(7)).await, Err(FsError::NotPermitted));
+        assert_eq!(view(Party::Node(NodeId(4)), "other").await, Err(FsError::NotFound));
+        assert_eq!(view(Party::Client(7), "main").await, Ok(ViewReply::Same));
+        assert_eq!(view(Party::Client(7), "other").await, Err(FsError::NotPermitted));
         let unwanted = Connector::new(&authority.party(Party::Client(8), CLUSTER)).unwrap();
         let connected = unwanted.connect(&machine.address, Party::Node(NodeId(3))).await;
         assert!(is_ended(&mut connected.unwrap()).await);
