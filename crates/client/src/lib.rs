@@ -71,7 +71,7 @@ use session::Session;
 
 pub use damage::{Flaw, Suspect, Verdict};
 pub use fetch::Fetched;
-pub use file::NotTaken;
+pub use file::{NotTaken, Place};
 pub use kernel_cache::NameTerm;
 pub use names::DirPage;
 pub use objects::{CompleteUpload, CopyObject, PutOptions, PutPart};

@@ -245,7 +245,7 @@ impl Mount {
                 dirs: Mutex::new(HashMap::new()),
                 next_handle: AtomicU64::new(1),
                 kernel,
-                cached: CachedFiles::default(),
+                cached: Arc::default(),
                 range_holders: RangeHolders::default(),
                 may_block: transport == Transport::Device,
             });
@@ -418,7 +418,7 @@ struct Fuse {
     dirs: Mutex<HashMap<u64, Arc<tokio::sync::Mutex<DirStream>>>>,
     next_handle: AtomicU64,
     kernel: Kernel,
-    cached: CachedFiles,
+    cached: Arc<CachedFiles>,
     range_holders: RangeHolders,
     /// Whether the thread that reads a request may do blocking work for it. A thread of a ring must not: the other requests
     /// of its CPU would wait.
