@@ -7,7 +7,7 @@ use base::{FsError, Ino};
 use wire::meta::{FILE_BYTES_MAX, LeaseKind, MetaReply, MetaRequest, SetAttr};
 
 use crate::Client;
-use crate::node::Node;
+use crate::node::{Node, Waiting};
 
 /// Scattered data of a file is written out once it is more than this part of the limit for dirty bytes.
 const EARLY: u64 = 4;
@@ -140,6 +140,8 @@ impl Client {
                 self.flush_oldest();
                 self.wait_for_room(bytes.len() as u64).await?;
             } else if !exclusive {
+                let (Place::At(off) | Place::End { assumed: off }) = place;
+                let _waits = Waiting::new(&node, off..off.saturating_add(bytes.len() as u64));
                 self.acquire(&node, LeaseKind::Exclusive).await?;
             } else if !known {
                 self.getattr(ino).await?;
