@@ -69,7 +69,7 @@ def value_of(content, size):
 
 def block(seed):
     chooser = random.Random(seed)
-    return chooser.randbytes(chooser.randrange(200_000, 5_000_000))
+    return chooser.randbytes(chooser.randrange(200_000, 2_000_000))
 
 
 class Failure(Exception):
@@ -514,7 +514,7 @@ class Work:
     # --- threads ---------------------------------------------------------------------------------------------------
 
     def posix_step(self, machine, chooser, mine):
-        step = chooser.choice("wwwwrrrrrraallcnnkkbB")
+        step = chooser.choice("wwwwwrrrrrrraaallccnnkkbBB")
         {
             "w": lambda: self.write_register(machine, chooser, False),
             "r": lambda: self.read_register(machine, chooser, False),
@@ -528,7 +528,7 @@ class Work:
         }[step]()
 
     def s3_step(self, machine, chooser, mine):
-        step = chooser.choice("wwrrrkbB")
+        step = chooser.choice("wwwrrrrkkbBB")
         {
             "w": lambda: self.write_register(machine, chooser, True),
             "r": lambda: self.read_register(machine, chooser, True),
