@@ -380,7 +380,7 @@ cluster_ends() {
 draw() {
     local kind
     if [ -n "$SHORT" ]; then
-        [ "$2" = 0 ] && echo "owner cut-from lossy 12" || echo "owner sleep-both none 8"
+        [ "$2" = 0 ] && echo "owner cut-from lossy 9" || echo "owner sleep-both none 7"
         return
     fi
     kind=$(pick "$* kind" "${FAULTS[@]}")
