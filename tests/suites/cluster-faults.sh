@@ -328,7 +328,8 @@ keep_logs() {
 whole() {
     local node started=$SECONDS starts=()
     on 1 timeout 200 "$FOREBAY" fsck "$WORK/1" </dev/null
-    everywhere
+    # Each round has compared all but S3.
+    [ -n "$SHORT" ] || everywhere
     for node in "${NODES[@]}"; do on "$node" timeout 120 "$FOREBAY" stop "$WORK/$node" </dev/null; done
     not mounted 2
     echo "checked and stopped after $((SECONDS - started)) s"
