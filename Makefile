@@ -22,7 +22,7 @@ TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
 export FOREBAY ?= $(TARGET)/release/forebay
 export FOREBAY_XTASK ?= $(TARGET)/release/xtask
 
-.PHONY: help run stop build check test nightly test-long crash conformance sim mutations fuzz soak cluster planner bench bench-s3 bench-tier tier lint deps packages
+.PHONY: help run stop build check test nightly test-long crash conformance sim mutations fuzz soak cluster cluster-faults planner bench bench-s3 bench-tier tier lint deps packages
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -68,6 +68,9 @@ sim: ## simulated nodes with crashes and faults, by the hundred; SEEDS=10000 FIR
 
 cluster: deps build ## three machines at full length: each loss beside two minutes of work
 	@tests/run.sh --long cluster
+
+cluster-faults: deps build ## random faults of machines, processes, drives and the network under mixed load: ROUNDS=50 SEED=1
+	@FOREBAY_FAULT_ROUNDS=$(or $(ROUNDS),50) FOREBAY_TEST_SEED=$(or $(SEED),1) FOREBAY_SUITE_LIMIT_S=36000 tests/run.sh cluster-faults
 
 planner: ## placement: clusters that grow, shrink and break, with the times for 10,000 drives; CLUSTERS=1000
 	@FOREBAY_PLANNER_CLUSTERS=$(or $(CLUSTERS),1000) FOREBAY_PLANNER_LARGE=1 cargo test --release -p layout --test suite planner -- --nocapture

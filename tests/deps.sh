@@ -21,6 +21,7 @@ PACKAGES=(
     "e2fsprogs /usr/sbin/mkfs.ext4"
     "util-linux /usr/sbin/losetup"
     "iproute2 /usr/sbin/ip"
+    "nftables /usr/sbin/nft"
     "openssl /usr/bin/openssl"
     "python3-venv /usr/share/doc/python3-venv"
     "etcd-server /usr/bin/etcd"

@@ -33,7 +33,7 @@ done
 if [ $# -gt 0 ]; then SUITES=("$@"); fi
 
 # Seconds after which a suite counts as hanging.
-LIMIT_S=$([ "${FOREBAY_TEST_LONG:-0}" = 1 ] && echo 14400 || echo 1500)
+LIMIT_S=${FOREBAY_SUITE_LIMIT_S:-$([ "${FOREBAY_TEST_LONG:-0}" = 1 ] && echo 14400 || echo 1500)}
 
 export FOREBAY_LOGS
 FOREBAY_LOGS=$(mktemp -d "${TMPDIR:-/tmp}/forebay-logs.XXXXXX")

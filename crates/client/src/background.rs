@@ -251,7 +251,8 @@ impl Client {
     /// Flushes the data under a lease, invalidates caches above, and gives the lease back.
     ///
     /// The lease stays usable until the last moment, so that a write under way never waits for a lease while
-    /// invalidation waits for that write.
+    /// invalidation waits for that write. Nor does invalidation wait for a read or write that waits for the owner,
+    /// which may wait for this recall.
     async fn recalled(&self, lease: LeaseGrant, keep: Option<LeaseKind>) {
         let Some(node) = self.inner.nodes.find(lease.ino) else {
             self.release(lease, None).await;
@@ -274,7 +275,7 @@ impl Client {
             if keep.is_none() && round == 0 {
                 // Caches above must not keep attributes that they read from now on.
                 node.lock().recalled = true;
-                self.invalidate_above(lease).await;
+                self.invalidate_for_recall(&node).await;
             }
             if self.give_up(&node, lease, keep) {
                 self.release(lease, keep).await;

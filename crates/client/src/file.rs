@@ -7,7 +7,7 @@ use base::{FsError, Ino};
 use wire::meta::{FILE_BYTES_MAX, LeaseKind, MetaReply, MetaRequest, SetAttr};
 
 use crate::Client;
-use crate::node::Node;
+use crate::node::{Node, Waiting};
 
 /// Scattered data of a file is written out once it is more than this part of the limit for dirty bytes.
 const EARLY: u64 = 4;
@@ -21,19 +21,36 @@ pub enum NotTaken {
     Failed(FsError),
 }
 
+/// Where bytes are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// At this offset.
+    At(u64),
+    /// Where the file ends when they are written: clients on several machines may append to it. The cache above took it to end here.
+    End {
+        /// An offset.
+        assumed: u64,
+    },
+}
+
 impl Client {
-    /// Takes a write if that needs no waiting.
-    pub fn try_write(&self, ino: Ino, off: u64, bytes: &[u8]) -> Result<(), NotTaken> {
-        self.take(ino, off, bytes).map_err(|not_taken| match not_taken {
+    /// Takes a write if that needs no waiting. Returns its offset.
+    pub fn try_write(&self, ino: Ino, place: Place, bytes: &[u8]) -> Result<u64, NotTaken> {
+        self.take(ino, place, bytes).map_err(|not_taken| match not_taken {
             // Deleted space may be on its way back.
             NotTaken::Failed(FsError::NoSpace) => NotTaken::WouldWait,
             other => other,
         })
     }
 
-    fn take(&self, ino: Ino, off: u64, bytes: &[u8]) -> Result<(), NotTaken> {
-        let end = off.checked_add(bytes.len() as u64).filter(|end| *end <= FILE_BYTES_MAX);
-        end.ok_or(NotTaken::Failed(FsError::TooLarge))?;
+    fn take(&self, ino: Ino, place: Place, bytes: &[u8]) -> Result<u64, NotTaken> {
+        let is_small =
+            |off: &u64| off.checked_add(bytes.len() as u64).is_some_and(|end| end <= FILE_BYTES_MAX);
+        if let Place::At(off) = place
+            && !is_small(&off)
+        {
+            return Err(NotTaken::Failed(FsError::TooLarge));
+        }
         if let Some(error) = self.stalled() {
             return Err(NotTaken::Failed(error));
         }
@@ -41,13 +58,19 @@ impl Client {
             return Err(NotTaken::WouldWait);
         }
         let node = self.inner.nodes.get(ino);
-        let (full, early) = {
+        let (off, full, early) = {
             let mut state = node.lock();
             if !Node::is_regular(&state) {
                 return Err(NotTaken::Failed(FsError::Invalid));
             }
             let Some(attr) = state.attr().filter(|_| state.may_write()) else {
                 return Err(NotTaken::WouldWait);
+            };
+            let off = match place {
+                Place::At(off) => off,
+                Place::End { .. } => {
+                    Some(attr.size).filter(is_small).ok_or(NotTaken::Failed(FsError::TooLarge))?
+                }
             };
             if attr.guard.immutable || attr.guard.append_only && off < attr.size {
                 return Err(NotTaken::Failed(FsError::NotPermitted));
@@ -61,14 +84,14 @@ impl Client {
             let much = state.dirty.bytes() > self.inner.dirty_bytes_max / EARLY;
             let early = !full && much && state.dirty.is_scattered(self.inner.window);
             let flush = (full || early) && !std::mem::replace(&mut state.flush_scheduled, true);
-            (flush && full, flush && early)
+            (off, flush && full, flush && early)
         };
         if full {
             self.schedule_full_windows(node);
         } else if early {
             self.schedule_flush(node);
         }
-        Ok(())
+        Ok(off)
     }
 
     /// Whether `bytes` more would exceed the limit for dirty bytes.
@@ -85,13 +108,18 @@ impl Client {
         *stalled
     }
 
-    /// Writes. Waits for the lease, and while too much data is dirty.
+    /// Writes at an offset. Waits for the lease, and while too much data is dirty.
     pub async fn write(&self, ino: Ino, off: u64, bytes: &[u8]) -> Result<(), FsError> {
+        self.write_to(ino, Place::At(off), bytes).await.map(|_| ())
+    }
+
+    /// As [`Client::write`]. Returns the offset.
+    pub async fn write_to(&self, ino: Ino, place: Place, bytes: &[u8]) -> Result<u64, FsError> {
         let mut waited = false;
         loop {
             let drained = self.inner.drained.notified();
-            match self.take(ino, off, bytes) {
-                Ok(()) => return Ok(()),
+            match self.take(ino, place, bytes) {
+                Ok(off) => return Ok(off),
                 Err(NotTaken::Failed(FsError::NoSpace)) if !waited => {
                     waited = true;
                     self.flush_oldest();
@@ -112,6 +140,8 @@ impl Client {
                 self.flush_oldest();
                 self.wait_for_room(bytes.len() as u64).await?;
             } else if !exclusive {
+                let (Place::At(off) | Place::End { assumed: off }) = place;
+                let _waits = Waiting::new(&node, off..off.saturating_add(bytes.len() as u64));
                 self.acquire(&node, LeaseKind::Exclusive).await?;
             } else if !known {
                 self.getattr(ino).await?;

@@ -14,12 +14,20 @@ use wire::meta::{ANSWER_AGE_MAX, LeaseGrant, MetaRequest, NAME_TERM};
 
 use crate::Client;
 use crate::names::Asked;
+use crate::node::Node;
 
 /// Directories share counters to bound their number. The only effect is that a name is sometimes asked for again.
 const COUNTERS: usize = 64;
 
 /// Directories that are remembered before the old ones among them are looked for.
 const KEPT_DIRS: usize = 1024;
+
+/// How long a recall waits for locked pages before it looks whether reads or writes wait for the same lease, and how often.
+const PAGES_PATIENCE: Duration = Duration::from_millis(50);
+const PAGES_ROUNDS: usize = 100;
+
+/// Kernels lock pages together with their neighbours, up to so many bytes at the same multiples.
+const LOCKED_BYTES_MAX: u64 = 2 << 20;
 
 /// How often names were forgotten, and where caches above may keep names.
 #[derive(Debug)]
@@ -136,6 +144,33 @@ impl Client {
         match self.answer(MetaRequest::Forgot { dir, names }).await {
             Ok(_) | Err(FsError::Unavailable | FsError::Unknown) => {}
             Err(error) => tracing::warn!(%dir, %error, "owner was not told of forgotten names"),
+        }
+    }
+
+    /// As [`Client::invalidate_above`], but does not wait for pages that are locked by reads and writes which wait for the owner: it may
+    /// wait for this recall. They are dropped as soon as these are answered.
+    pub(crate) async fn invalidate_for_recall(&self, node: &Node) {
+        let invalidate = self.inner.invalidate.lock().expect("no holder of this lock panics").clone();
+        let Some(invalidate) = invalidate else { return };
+        let (ino, above) = (node.ino, invalidate.clone());
+        let mut all = tokio::task::spawn_blocking(move || above.inode(ino));
+        for round in 0..PAGES_ROUNDS {
+            if tokio::time::timeout(PAGES_PATIENCE, &mut all).await.is_ok() {
+                return;
+            }
+            let Some(mut range) = node.lock().waiting() else { continue };
+            if round > 0 {
+                range = range.start / LOCKED_BYTES_MAX * LOCKED_BYTES_MAX
+                    ..range.end.next_multiple_of(LOCKED_BYTES_MAX);
+            }
+            let above = invalidate.clone();
+            let around = tokio::task::spawn_blocking(move || above.inode_around(ino, range));
+            if tokio::time::timeout(PAGES_PATIENCE, around).await.is_ok() {
+                return;
+            }
+        }
+        if all.await.is_err() {
+            tracing::error!("invalidation of kernel caches was cut off");
         }
     }
 

@@ -42,6 +42,7 @@ mod term;
 mod tier;
 mod topology;
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -71,7 +72,7 @@ use session::Session;
 
 pub use damage::{Flaw, Suspect, Verdict};
 pub use fetch::Fetched;
-pub use file::NotTaken;
+pub use file::{NotTaken, Place};
 pub use kernel_cache::NameTerm;
 pub use names::DirPage;
 pub use objects::{CompleteUpload, CopyObject, PutOptions, PutPart};
@@ -162,6 +163,10 @@ impl TierLink {
 pub trait Invalidate: Send + Sync {
     /// Attributes and content of an inode changed elsewhere.
     fn inode(&self, ino: Ino);
+    /// As [`Invalidate::inode`], without the pages of this range.
+    fn inode_around(&self, ino: Ino, _range: Range<u64>) {
+        self.inode(ino);
+    }
     /// A name is about to change elsewhere. Lookups of it until then are answered with the note that it may not be
     /// kept.
     fn entry(&self, parent: Ino, name: &[u8]);

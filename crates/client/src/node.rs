@@ -1,6 +1,7 @@
 //! The state of one inode in a client.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use base::{FsError, Ino};
@@ -85,6 +86,8 @@ pub(crate) struct NodeState {
     remapping: bool,
     /// While the owner empties the file: the dirty bytes that were dropped because another answer showed the empty file.
     pub(crate) cut: Option<u64>,
+    /// Reads and writes that wait for the owner: see [`Waiting`].
+    waiting: Vec<Range<u64>>,
     /// Attributes changed under the exclusive lease; the owner learns of them with the next commit.
     pub(crate) held: AttrChanges,
     /// A read moved the access time; the owner does not know yet.
@@ -318,6 +321,13 @@ impl NodeState {
         !self.yielding && !self.unsure && self.lease.is_some_and(|lease| lease.kind >= kind)
     }
 
+    /// A range with all reads and writes that wait for the owner, if there are any.
+    pub(crate) fn waiting(&self) -> Option<Range<u64>> {
+        let first = self.waiting.iter().map(|range| range.start).min()?;
+        let last = self.waiting.iter().map(|range| range.end).max()?;
+        Some(first..last)
+    }
+
     /// Whether changes may stay here until they are committed.
     pub(crate) fn may_write(&self) -> bool {
         self.holds(LeaseKind::Exclusive) && !self.remapping
@@ -325,6 +335,28 @@ impl NodeState {
 
     fn is_idle(&self) -> bool {
         self.pins == 0 && self.opens == 0 && !self.registered && !self.is_behind() && !self.flush_scheduled
+    }
+}
+
+/// Held while a read or write waits for the owner. A cache above may have the pages of its range locked so long.
+pub(crate) struct Waiting<'a> {
+    node: &'a Node,
+    range: Range<u64>,
+}
+
+impl<'a> Waiting<'a> {
+    pub(crate) fn new(node: &'a Node, range: Range<u64>) -> Self {
+        node.lock().waiting.push(range.clone());
+        Self { node, range }
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        let mut state = self.node.lock();
+        if let Some(at) = state.waiting.iter().position(|range| *range == self.range) {
+            state.waiting.swap_remove(at);
+        }
     }
 }
 

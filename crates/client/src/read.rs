@@ -14,7 +14,7 @@ use wire::object::ObjectInfo;
 use crate::Client;
 use crate::blobs::Reach;
 use crate::extents::ReadExtentError;
-use crate::node::Node;
+use crate::node::{Node, Waiting};
 use crate::session::ReadGuard;
 
 /// Pieces per request, for a reader that continues where the known map ends.
@@ -128,6 +128,7 @@ impl Client {
                 Lookup::Known(snapshot) => snapshot,
                 Lookup::NoMap { generation } => {
                     drop(reading);
+                    let _waits = Waiting::new(node, off..off.saturating_add(len as u64));
                     self.fetch_map(node, off, generation).await?;
                     continue;
                 }

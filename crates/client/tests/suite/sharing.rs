@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::common::{Fault, World, create, find, new_file, pattern, read_all, run, until};
 use base::{FsError, Ino};
-use client::{AllocateMode, Client, FileKind, MakeNode, NotTaken, OpenIntent, RenameMode, SetAttr};
+use client::{AllocateMode, Client, FileKind, MakeNode, NotTaken, OpenIntent, Place, RenameMode, SetAttr};
 use wire::meta::MetaRequest;
 
 #[test]
@@ -93,7 +93,7 @@ fn check_hammered(block: usize, blocks: u64, drives: Fault) {
             while round == 0 || !stopped.load(Ordering::Relaxed) {
                 round += 1;
                 let (off, bytes) = (round % blocks * block as u64, vec![round as u8; block]);
-                if writer.try_write(ino, off, &bytes).is_err() {
+                if writer.try_write(ino, Place::At(off), &bytes).is_err() {
                     runtime.block_on(writer.write(ino, off, &bytes)).unwrap();
                 }
                 done.store(round, Ordering::Relaxed);
@@ -339,7 +339,7 @@ async fn write_beside<F: Future<Output = ()> + Send + 'static>(
     wire.hold(is_change);
     let changing = tokio::spawn(change(one.clone(), ino));
     wire.holding.acquire().await.unwrap().forget();
-    assert_eq!(one.try_write(ino, 40, &[2; 5]), Err(NotTaken::WouldWait));
+    assert_eq!(one.try_write(ino, Place::At(40), &[2; 5]), Err(NotTaken::WouldWait));
     let writer = one.clone();
     let writing = tokio::spawn(async move { writer.write(ino, 40, &[2; 5]).await.unwrap() });
     tokio::time::sleep(Duration::from_millis(20)).await;
@@ -351,6 +351,25 @@ async fn write_beside<F: Future<Output = ()> + Send + 'static>(
     assert_eq!(read_all(&one, ino).await.unwrap(), expected);
     one.fsync(ino).await.unwrap();
     assert_eq!(read_all(&one, ino).await.unwrap(), expected);
+}
+
+#[test]
+fn what_two_clients_append_follows_one_another() {
+    run("4+2", |world| async move {
+        let (one, two) = (world.client().await, world.client().await);
+        let ino = create(&one, "file").await;
+        two.lookup(Ino::ROOT, b"file").await.unwrap();
+        let mut expected = Vec::new();
+        for count in 0..20u8 {
+            for (client, byte) in [(&one, count), (&two, 100 + count)] {
+                let off = client.write_to(ino, Place::End { assumed: 0 }, &[byte; 7]).await.unwrap();
+                assert_eq!(off, expected.len() as u64);
+                expected.extend([byte; 7]);
+            }
+        }
+        assert_eq!(read_all(&one, ino).await.unwrap(), expected);
+        assert_eq!(read_all(&two, ino).await.unwrap(), expected);
+    });
 }
 
 #[test]

@@ -646,7 +646,10 @@ impl Op<'_> {
 
     /// Notes that the caller learns of a name. Returns whether it may cache the name.
     fn watch_name(&mut self, dir: Ino, name: &bytes::Bytes) -> bool {
-        self.again.is_none() && self.volatile.watches.watch_name(dir, self.session, name, self.now.boot_ns)
+        let (watches, now_ns) = (&mut self.volatile.watches, self.now.boot_ns);
+        self.again.is_none()
+            && !watches.is_shared(dir, now_ns)
+            && watches.watch_name(dir, self.session, name, now_ns)
     }
 
     fn grant(&mut self, ino: Ino, kind: LeaseKind) -> Option<LeaseGrant> {

@@ -89,7 +89,8 @@ impl Op<'_> {
             let lease = self.grant(dentry.ino, LeaseKind::Attr);
             entries.push(DirEntry { name, cookie: dentry.cookie, attr, lease });
         }
-        let keep = self.volatile.watches.watch_all(ino, self.session, self.now.boot_ns);
+        let (watches, now_ns) = (&mut self.volatile.watches, self.now.boot_ns);
+        let keep = !watches.is_shared(ino, now_ns) && watches.watch_all(ino, self.session, now_ns);
         Ok(MetaReply::Dir { entries, parent, end, keep })
     }
 
@@ -347,7 +348,7 @@ impl Op<'_> {
         }
         if target.is_some_and(|target| target.ino == source.ino) {
             let moved = self.inode(source.ino)?.attr;
-            self.watch_moved(to);
+            self.watch_moved(from, to);
             return Ok(MetaReply::Renamed { moved, other: None });
         }
         self.check_no_loop(source, to.0)?;
@@ -373,9 +374,11 @@ impl Op<'_> {
 
     /// Notes that the kernel above the caller caches a moved inode under its new name, for as long as under the old
     /// one.
-    fn watch_moved(&mut self, (dir, name): Place<'_>) {
-        let Volatile { watches, events, .. } = &mut *self.volatile;
-        watches.watch_moved(dir, self.session, name, self.now.boot_ns, events);
+    fn watch_moved(&mut self, from: Place<'_>, (dir, name): Place<'_>) {
+        let (now_ns, Volatile { watches, events, .. }) = (self.now.boot_ns, &mut *self.volatile);
+        if !watches.is_shared(dir, now_ns) || watches.is_cached(from.0, self.session, from.1, now_ns) {
+            watches.watch_moved(dir, self.session, name, now_ns, events);
+        }
     }
 
     fn check_no_loop(&self, moved: Dentry, into: Ino) -> Result<(), FsError> {
@@ -424,7 +427,7 @@ impl Op<'_> {
         self.add_name(&mut new_dir, to.1, source.ino, source.kind);
         self.put_inode(&new_dir);
         let moved = self.settle(source, to.0)?;
-        self.watch_moved(to);
+        self.watch_moved(from, to);
         Ok(MetaReply::Renamed { moved, other })
     }
 
@@ -448,8 +451,8 @@ impl Op<'_> {
         }
         let moved = self.settle(source, to.0)?;
         let other = Some(self.settle(target, from.0)?);
-        self.watch_moved(from);
-        self.watch_moved(to);
+        self.watch_moved(to, from);
+        self.watch_moved(from, to);
         Ok(MetaReply::Renamed { moved, other })
     }
 

@@ -21,6 +21,10 @@ use super::lease::Events;
 /// After this time no session caches a name any more. Clocks of clients may run slower than the owner's clock.
 pub const KEPT_NS: u64 = (NAME_TERM.as_nanos() + ANSWER_AGE_MAX.as_nanos() + SLACK.as_nanos()) as u64;
 const SLACK: Duration = Duration::from_secs(1);
+/// A directory whose names several sessions change within this time is shared: see [`WatchTable::is_shared`].
+const SHARED_NS: u64 = 60_000_000_000;
+/// Directories that are remembered as changed before the old ones among them are looked for.
+const CHANGED_DIRS: usize = 1024;
 /// Most names of a directory that are remembered for a session: those that it watches, or those that it was told of. With
 /// more of the first, it watches all names; with more of the second, it is told of names again.
 const NAMES_MAX: usize = 4096;
@@ -113,6 +117,17 @@ pub struct WatchTable {
     sessions: HashMap<SessionId, HashSet<Ino>>,
     queue: BTreeSet<(u64, Ino, SessionId)>,
     last_number: u64,
+    changed: HashMap<Ino, Changed>,
+    /// How many entries `changed` has before the old ones among them are looked for.
+    prune_at: usize,
+}
+
+/// Who last changed names of a directory, and until when it counts as changed by several sessions.
+#[derive(Debug)]
+struct Changed {
+    session: SessionId,
+    at_ns: u64,
+    shared_until_ns: u64,
 }
 
 impl WatchTable {
@@ -148,6 +163,32 @@ impl WatchTable {
         watch.pending.is_empty()
     }
 
+    fn note_change(&mut self, dir: Ino, session: SessionId, now_ns: u64) {
+        let changed =
+            self.changed.entry(dir).or_insert(Changed { session, at_ns: now_ns, shared_until_ns: 0 });
+        if changed.session != session && now_ns < changed.at_ns + SHARED_NS {
+            changed.shared_until_ns = now_ns + SHARED_NS;
+        }
+        (changed.session, changed.at_ns) = (session, now_ns);
+        if self.changed.len() > self.prune_at.max(CHANGED_DIRS) {
+            self.changed.retain(|_, changed| now_ns < changed.at_ns + SHARED_NS);
+            self.prune_at = 2 * self.changed.len();
+        }
+    }
+
+    /// Whether several sessions change names of a directory. Then none may cache them: a kernel drops a name only when no
+    /// change of that directory is under way there, so two sessions that change names which the other has would wait for one another.
+    pub fn is_shared(&self, dir: Ino, now_ns: u64) -> bool {
+        self.changed.get(&dir).is_some_and(|changed| now_ns < changed.shared_until_ns)
+    }
+
+    /// Whether `session` may cache a name.
+    pub fn is_cached(&self, dir: Ino, session: SessionId, name: &Bytes, now_ns: u64) -> bool {
+        let mut watches = self.dirs.get(&dir).into_iter().flatten();
+        let watch = watches.find(|watch| watch.session == session);
+        watch.and_then(|watch| watch.cached_until_ns(name)).is_some_and(|until_ns| now_ns < until_ns)
+    }
+
     /// As [`WatchTable::watch_name`], for a name that `session` moved a cached inode to; it caches the name in any
     /// case. A running event about this name may refer to the time before, so the session is told again.
     pub fn watch_moved(
@@ -180,6 +221,7 @@ impl WatchTable {
         now_ns: u64,
         events: &mut Events,
     ) -> bool {
+        self.note_change(dir, session, now_ns);
         let Some(watches) = self.dirs.get_mut(&dir) else { return true };
         let mut clear = true;
         for watch in watches.iter_mut().filter(|watch| watch.session != session) {

@@ -25,7 +25,12 @@ const WRITE_AGE_MAX: Duration = Duration::from_secs(60);
 pub(super) struct CachedFiles(Mutex<HashMap<Ino, Instant>>);
 
 fn is_direct(flags: i32) -> bool {
-    flags & libc::O_DIRECT != 0
+    flags & libc::O_DIRECT != 0 || is_append_only(flags)
+}
+
+/// A file that is opened in this way can neither be read nor mapped, and all writes append.
+pub(super) fn is_append_only(flags: i32) -> bool {
+    flags & libc::O_APPEND != 0 && flags & libc::O_ACCMODE == libc::O_WRONLY
 }
 
 impl CachedFiles {

@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use base::{FsError, Ino};
 use bytes::Bytes;
-use client::{AllocateMode, Attr, Client, NameTerm, NotTaken, OpenIntent, SeekKind};
-use fuse::abi::WRITE_KILL_SUIDGID;
-use fuse::{Errno, OpenFlags, ReadRequest, Reply, Terms, WriteRequest};
+use client::{AllocateMode, Attr, Client, NameTerm, NotTaken, OpenIntent, Place, SeekKind};
+use fuse::abi::{WRITE_CACHE, WRITE_KILL_SUIDGID};
+use fuse::{Errno, Kernel, OpenFlags, ReadRequest, Reply, Terms, WriteRequest};
+use tokio::runtime::Handle;
 
 use super::attr::{errno, file_attr};
-use super::direct::drop_pages;
+use super::direct::{drop_pages, is_append_only};
 use super::guard::{self, GuardRequest};
 use super::serve::reply_done;
 use super::setid::{Caller, has_set_id};
@@ -48,11 +49,29 @@ pub(super) fn reply_created(
     }
 }
 
+/// The kernel has put bytes into its cache where it took the end of the file to be, but other machines had appended before. It has
+/// these pages locked until it has the answer, so nothing waits here.
+fn drop_misplaced(runtime: &Handle, kernel: &Kernel, ino: Ino, (assumed, off): (u64, u64), len: usize) {
+    if assumed != off {
+        let (first, last) = (assumed.min(off), assumed.max(off) + len as u64);
+        let kernel = kernel.clone();
+        runtime.spawn_blocking(move || kernel.forget_pages(ino.0, first as i64, (last - first) as i64));
+    }
+}
+
 impl Fuse {
     pub(super) fn open_flags(&self) -> OpenFlags {
         match self.cache {
             CacheMode::Write | CacheMode::Read => OpenFlags::KEEP_CACHE | OpenFlags::PARALLEL_DIRECT_WRITES,
             CacheMode::Direct => OpenFlags::DIRECT_IO | OpenFlags::PARALLEL_DIRECT_WRITES,
+        }
+    }
+
+    /// Those of a file that is opened with `flags`. Appends pass the page cache by: the kernel does not know where they end up.
+    pub(super) fn open_flags_for(&self, flags: i32) -> OpenFlags {
+        match is_append_only(flags) {
+            true => OpenFlags::DIRECT_IO | OpenFlags::PARALLEL_DIRECT_WRITES,
+            false => self.open_flags(),
         }
     }
 
@@ -63,7 +82,7 @@ impl Fuse {
     pub(super) fn open(&self, ino: Ino, flags: i32, reply: Reply) {
         let intent = open_intent(flags);
         let appends = flags & libc::O_APPEND != 0;
-        let (opened, handle) = (self.open_flags(), self.new_handle());
+        let (opened, handle) = (self.open_flags_for(flags), self.new_handle());
         self.run(reply, |client, reply| async move {
             match client.open_file(ino, intent).await {
                 // As in the kernel's own filesystems: a writer of an append-only file must open it with O_APPEND.
@@ -102,30 +121,47 @@ impl Fuse {
         let WriteRequest { offset, data, write_flags, flags } = write;
         let kills_set_id = write_flags & WRITE_KILL_SUIDGID != 0
             && self.client.cached_attr(ino).is_none_or(|attr| has_set_id(attr.mode));
-        let drops_pages = self.cached.are_passed(ino, flags, write_flags);
-        if !kills_set_id && !drops_pages {
+        let appends = flags & libc::O_APPEND != 0 && write_flags & WRITE_CACHE == 0;
+        let place = if appends { Place::End { assumed: offset } } else { Place::At(offset) };
+        // Asked once the bytes are taken: reads that were answered without them are noted by then.
+        let (cached, len) = (self.cached.clone(), data.len());
+        let passes = move || cached.are_passed(ino, flags, write_flags);
+        let (runtime, kernel) = (self.runtime.clone(), self.kernel.clone());
+        if !kills_set_id {
             self.client.note_use();
-            match self.client.try_write(ino, offset, &data) {
-                Ok(()) => return reply.written(data.len() as u32),
+            match self.client.try_write(ino, place, &data) {
+                Ok(off) if passes() => {
+                    return self.run(reply, move |_, reply| async move {
+                        drop_pages(kernel.clone(), ino, off, len).await;
+                        reply.written(len as u32);
+                        drop_misplaced(&runtime, &kernel, ino, (offset, off), len);
+                    });
+                }
+                Ok(off) => {
+                    reply.written(len as u32);
+                    return drop_misplaced(&runtime, &kernel, ino, (offset, off), len);
+                }
                 Err(NotTaken::Failed(error)) => return reply.error(errno(error)),
                 Err(NotTaken::WouldWait) => {}
             }
         }
-        let data = if data.len() < SHARED_BYTES_MIN { Bytes::copy_from_slice(&data) } else { data };
+        let data = if len < SHARED_BYTES_MIN { Bytes::copy_from_slice(&data) } else { data };
         let dropped = kills_set_id.then(|| self.kill_set_id(ino, caller));
-        let kernel = self.kernel.clone();
-        self.run(reply, |client, reply| async move {
+        self.run(reply, move |client, reply| async move {
             if let Some(dropped) = dropped
                 && let Err(error) = dropped.await
             {
                 return reply.error(errno(error));
             }
-            let written = client.write(ino, offset, &data).await;
-            if drops_pages {
-                drop_pages(kernel, ino, offset, data.len()).await;
+            let written = client.write_to(ino, place, &data).await;
+            if passes() {
+                drop_pages(kernel.clone(), ino, written.unwrap_or(offset), len).await;
             }
             match written {
-                Ok(()) => reply.written(data.len() as u32),
+                Ok(off) => {
+                    reply.written(len as u32);
+                    drop_misplaced(&runtime, &kernel, ino, (offset, off), len);
+                }
                 Err(error) => reply.error(errno(error)),
             }
         });

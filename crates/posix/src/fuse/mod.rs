@@ -19,6 +19,7 @@ mod setid;
 
 use std::collections::HashMap;
 use std::io;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
@@ -431,6 +432,8 @@ struct Fuse {
     may_block: bool,
 }
 
+const PAGE_BYTES: u64 = 4096;
+
 struct KernelCaches {
     kernel: Kernel,
 }
@@ -438,6 +441,14 @@ struct KernelCaches {
 impl Invalidate for KernelCaches {
     fn inode(&self, ino: Ino) {
         self.kernel.forget_pages(ino.0, 0, 0);
+    }
+
+    fn inode_around(&self, ino: Ino, range: Range<u64>) {
+        let (first, last) = (range.start / PAGE_BYTES * PAGE_BYTES, range.end.next_multiple_of(PAGE_BYTES));
+        if first > 0 {
+            self.kernel.forget_pages(ino.0, 0, first as i64);
+        }
+        self.kernel.forget_pages(ino.0, last as i64, 0);
     }
 
     fn entry(&self, parent: Ino, name: &[u8]) {

@@ -142,7 +142,7 @@ impl Fuse {
             open: OpenIntent::Write,
             ..make(caller, parent, name.clone(), FileKind::Regular, modes)
         };
-        let (opened, handle) = (self.open_flags(), self.new_handle());
+        let (opened, handle) = (self.open_flags_for(flags), self.new_handle());
         let exclusive = flags & libc::O_EXCL != 0;
         self.run(reply, |client, reply| async move {
             let mut result = client.make_named(make).await;

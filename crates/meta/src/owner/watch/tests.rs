@@ -238,3 +238,30 @@ proptest! {
         prop_assert!(table.clear(DIR, &names[0], session(1), now + KEPT_NS, &mut events));
     }
 }
+
+#[test]
+fn a_directory_is_shared_while_several_sessions_change_its_names() {
+    let (mut table, mut events) = (WatchTable::default(), Events::new());
+    let changes = [
+        (1, 0, false),
+        (1, 1, false),
+        (2, SHARED_NS + 1, false),
+        (1, SHARED_NS + 2, true),
+        (1, SHARED_NS + 3, true),
+    ];
+    for (who, now_ns, shared) in changes {
+        table.clear(DIR, &name("a"), session(who), now_ns, &mut events);
+        assert_eq!(table.is_shared(DIR, now_ns), shared, "{now_ns}");
+    }
+    assert!(!table.is_shared(Ino(10), SHARED_NS + 3));
+    assert!(!table.is_shared(DIR, 2 * SHARED_NS + 2));
+}
+
+#[test]
+fn old_changes_are_not_remembered() {
+    let (mut table, mut events) = (WatchTable::default(), Events::new());
+    for number in 0..4 * CHANGED_DIRS as u64 {
+        table.clear(Ino(number), &name("a"), session(1), number * SHARED_NS, &mut events);
+    }
+    assert!(table.changed.len() <= CHANGED_DIRS + 1);
+}
