@@ -26,11 +26,8 @@ pub enum NotTaken {
 pub enum Place {
     /// At this offset.
     At(u64),
-    /// Where the file ends when they are written: clients on several machines may append to it. The cache above took it to end here.
-    End {
-        /// An offset.
-        assumed: u64,
-    },
+    /// Where the file ends when they are written: clients on several machines may append to it.
+    End,
 }
 
 impl Client {
@@ -68,9 +65,7 @@ impl Client {
             };
             let off = match place {
                 Place::At(off) => off,
-                Place::End { .. } => {
-                    Some(attr.size).filter(is_small).ok_or(NotTaken::Failed(FsError::TooLarge))?
-                }
+                Place::End => Some(attr.size).filter(is_small).ok_or(NotTaken::Failed(FsError::TooLarge))?,
             };
             if attr.guard.immutable || attr.guard.append_only && off < attr.size {
                 return Err(NotTaken::Failed(FsError::NotPermitted));
@@ -140,8 +135,11 @@ impl Client {
                 self.flush_oldest();
                 self.wait_for_room(bytes.len() as u64).await?;
             } else if !exclusive {
-                let (Place::At(off) | Place::End { assumed: off }) = place;
-                let _waits = Waiting::new(&node, off..off.saturating_add(bytes.len() as u64));
+                // Appends pass the cache above by. Its pages past the end must be dropped in any case, or they would be read as zeros.
+                let _waits = match place {
+                    Place::At(off) => Some(Waiting::new(&node, off..off.saturating_add(bytes.len() as u64))),
+                    Place::End => None,
+                };
                 self.acquire(&node, LeaseKind::Exclusive).await?;
             } else if !known {
                 self.getattr(ino).await?;

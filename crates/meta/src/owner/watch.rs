@@ -163,10 +163,13 @@ impl WatchTable {
         watch.pending.is_empty()
     }
 
-    fn note_change(&mut self, dir: Ino, session: SessionId, now_ns: u64) {
+    /// Notes that `session` changes names of a directory. Returns whether another one did so lately.
+    fn note_change(&mut self, dir: Ino, session: SessionId, now_ns: u64) -> bool {
         let changed =
             self.changed.entry(dir).or_insert(Changed { session, at_ns: now_ns, shared_until_ns: 0 });
-        if changed.session != session && now_ns < changed.at_ns + SHARED_NS {
+        let several = now_ns < changed.shared_until_ns
+            || changed.session != session && now_ns < changed.at_ns + SHARED_NS;
+        if changed.session != session && now_ns < changed.shared_until_ns {
             changed.shared_until_ns = now_ns + SHARED_NS;
         }
         (changed.session, changed.at_ns) = (session, now_ns);
@@ -174,9 +177,10 @@ impl WatchTable {
             self.changed.retain(|_, changed| now_ns < changed.at_ns + SHARED_NS);
             self.prune_at = 2 * self.changed.len();
         }
+        several
     }
 
-    /// Whether several sessions change names of a directory. Then none may cache them: a kernel drops a name only when no
+    /// Whether several sessions change names of a directory that others cache. Then none may cache them: a kernel drops a name only when no
     /// change of that directory is under way there, so two sessions that change names which the other has would wait for one another.
     pub fn is_shared(&self, dir: Ino, now_ns: u64) -> bool {
         self.changed.get(&dir).is_some_and(|changed| now_ns < changed.shared_until_ns)
@@ -221,7 +225,7 @@ impl WatchTable {
         now_ns: u64,
         events: &mut Events,
     ) -> bool {
-        self.note_change(dir, session, now_ns);
+        let several = self.note_change(dir, session, now_ns);
         let Some(watches) = self.dirs.get_mut(&dir) else { return true };
         let mut clear = true;
         for watch in watches.iter_mut().filter(|watch| watch.session != session) {
@@ -242,6 +246,12 @@ impl WatchTable {
                 self.queue.insert((deadline_ns, dir, watch.session));
                 watch.queued_ns = deadline_ns;
             }
+        }
+        if !clear
+            && several
+            && let Some(changed) = self.changed.get_mut(&dir)
+        {
+            changed.shared_until_ns = now_ns + SHARED_NS;
         }
         clear
     }

@@ -122,7 +122,7 @@ impl Fuse {
         let kills_set_id = write_flags & WRITE_KILL_SUIDGID != 0
             && self.client.cached_attr(ino).is_none_or(|attr| has_set_id(attr.mode));
         let appends = flags & libc::O_APPEND != 0 && write_flags & WRITE_CACHE == 0;
-        let place = if appends { Place::End { assumed: offset } } else { Place::At(offset) };
+        let place = if appends { Place::End } else { Place::At(offset) };
         // Asked once the bytes are taken: reads that were answered without them are noted by then.
         let (cached, len) = (self.cached.clone(), data.len());
         let passes = move || cached.are_passed(ino, flags, write_flags);

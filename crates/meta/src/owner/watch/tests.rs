@@ -240,21 +240,23 @@ proptest! {
 }
 
 #[test]
-fn a_directory_is_shared_while_several_sessions_change_its_names() {
+fn a_directory_is_shared_while_several_sessions_change_names_that_others_cache() {
     let (mut table, mut events) = (WatchTable::default(), Events::new());
-    let changes = [
-        (1, 0, false),
-        (1, 1, false),
-        (2, SHARED_NS + 1, false),
-        (1, SHARED_NS + 2, true),
-        (1, SHARED_NS + 3, true),
-    ];
+    let changes = [(1, 0, false), (2, 1, false), (2, 2, false)];
     for (who, now_ns, shared) in changes {
         table.clear(DIR, &name("a"), session(who), now_ns, &mut events);
-        assert_eq!(table.is_shared(DIR, now_ns), shared, "{now_ns}");
+        assert_eq!(table.is_shared(DIR, now_ns), shared, "nobody caches it: {now_ns}");
     }
-    assert!(!table.is_shared(Ino(10), SHARED_NS + 3));
-    assert!(!table.is_shared(DIR, 2 * SHARED_NS + 2));
+    table.watch_name(DIR, session(3), &name("a"), 3);
+    table.clear(DIR, &name("a"), session(1), 4, &mut events);
+    assert!(
+        table.is_shared(DIR, 4)
+            && table.is_shared(DIR, SHARED_NS + 3)
+            && !table.is_shared(DIR, SHARED_NS + 4)
+    );
+    table.clear(DIR, &name("b"), session(2), SHARED_NS, &mut events);
+    assert!(table.is_shared(DIR, 2 * SHARED_NS - 1), "changes of others go on");
+    assert!(!table.is_shared(Ino(10), 4));
 }
 
 #[test]
