@@ -16,7 +16,8 @@ clients_end() {
 trap 'machines_end; clients_end; cleanup' EXIT
 
 token() { on 1 "$FOREBAY" token create "$WORK/1" "$@"; }
-as_user() { setpriv --reuid "$1" --regid "$1" --clear-groups "${@:2}"; }
+# as_user USER CLIENT COMMAND…: in the mount of a client; the directories above are private.
+as_user() { (cd "$WORK/$2/mnt" && exec setpriv --reuid "$1" --regid "$1" --clear-groups "${@:3}"); }
 mount_client() { on 4 timeout 60 "$FOREBAY" mount "$WORK/$1" "$WORK/$1/mnt" "${@:2}" </dev/null; }
 
 begin() {
@@ -31,6 +32,7 @@ begin() {
     done
     on 2 "$FOREBAY" fs set "$WORK/2" main --profile 4+2
     on 2 "$FOREBAY" fs create "$WORK/2" other --profile 4+2
+    on 2 "$FOREBAY" mount "$WORK/2" "$WORK/2/mnt"
     wait_until 60 healthy 3
     stage_tree 200 "$WORK/tree"
     cp -a "$WORK/tree" "$WORK/1/mnt/tree"
@@ -66,7 +68,6 @@ mounts() {
     same_tree "$WORK/tree" "$WORK/all/mnt/tree"
     cp -a "$WORK/tree" "$WORK/all/mnt/copy"
     sync_files "$WORK/all/mnt/copy"
-    same_tree "$WORK/tree" "$WORK/2/mnt/copy" || on 2 "$FOREBAY" mount "$WORK/2" "$WORK/2/mnt"
     same_tree "$WORK/tree" "$WORK/2/mnt/copy"
     [ "$(cat "$WORK/all/mnt/secret")" = secret ]
     expect_fail "mounted already" mount_client all
@@ -82,11 +83,11 @@ rights() {
     not cat "$WORK/users/mnt/secret"
     not touch "$WORK/users/mnt/by-root"
     not rm -f "$WORK/users/mnt/open/shared"
-    as_user 1000 sh -c 'echo mine >"$1/open/mine" && chmod 640 "$1/open/mine"' - "$WORK/users/mnt"
+    as_user 1000 users sh -c 'echo mine >open/mine && chmod 640 open/mine'
     sync "$WORK/users/mnt/open/mine"
     [ "$(stat -c '%u %a' "$WORK/1/mnt/open/mine")" = "1000 640" ]
-    not as_user 1001 cat "$WORK/users/mnt/open/mine"
-    [ "$(as_user 1000 cat "$WORK/users/mnt/open/mine")" = mine ]
+    not as_user 1001 users cat open/mine
+    [ "$(as_user 1000 users cat open/mine)" = mine ]
     expect_fail "no right to filesystem main" mount_client one
     mount_client one --fs other
     echo other >"$WORK/one/mnt/file"

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use base::{FsError, Ino};
@@ -25,6 +25,9 @@ const KEPT_DIRS: usize = 1024;
 /// How long a recall waits for locked pages before it looks whether reads or writes wait for the same lease, and how often.
 const PAGES_PATIENCE: Duration = Duration::from_millis(50);
 const PAGES_ROUNDS: usize = 100;
+
+/// How long attributes wait for such pages: longer than the owner takes to give up a client that is silent.
+const DROP_PATIENCE: Duration = Duration::from_secs(30);
 
 /// Kernels lock pages together with their neighbours, up to so many bytes at the same multiples.
 const LOCKED_BYTES_MAX: u64 = 2 << 20;
@@ -149,7 +152,7 @@ impl Client {
 
     /// As [`Client::invalidate_above`], but does not wait for pages that are locked by reads and writes which wait for the owner: it may
     /// wait for this recall. They are dropped as soon as these are answered.
-    pub(crate) async fn invalidate_for_recall(&self, node: &Node) {
+    pub(crate) async fn invalidate_for_recall(&self, node: &Arc<Node>) {
         let invalidate = self.inner.invalidate.lock().expect("no holder of this lock panics").clone();
         let Some(invalidate) = invalidate else { return };
         let (ino, above) = (node.ino, invalidate.clone());
@@ -166,12 +169,35 @@ impl Client {
             let above = invalidate.clone();
             let around = tokio::task::spawn_blocking(move || above.inode_around(ino, range));
             if tokio::time::timeout(PAGES_PATIENCE, around).await.is_ok() {
+                node.dropping.send_modify(|count| *count += 1);
+                let node = node.clone();
+                self.inner.runtime.spawn(async move {
+                    let _ = all.await;
+                    node.dropping.send_modify(|count| *count -= 1);
+                });
                 return;
             }
         }
         if all.await.is_err() {
             tracing::error!("invalidation of kernel caches was cut off");
         }
+    }
+
+    /// Waits until caches above have dropped the pages of an inode that a recall left to them. A greater size must not be told them
+    /// before: they would show zeros behind the old end. Returns whether it had to wait: what was found before may be of old.
+    pub async fn wait_for_pages(&self, ino: Ino) -> bool {
+        let Some(node) = self.inner.nodes.find(ino).filter(|node| *node.dropping.borrow() > 0) else {
+            return false;
+        };
+        let mut dropping = node.dropping.subscribe();
+        // The sender lives as long as the node.
+        let dropped = dropping.wait_for(|count| *count == 0);
+        tokio::time::timeout(DROP_PATIENCE, dropped).await.is_ok()
+    }
+
+    /// Whether [`Client::wait_for_pages`] would wait.
+    pub fn leaves_pages(&self, ino: Ino) -> bool {
+        self.inner.nodes.find(ino).is_some_and(|node| *node.dropping.borrow() > 0)
     }
 
     /// Makes caches above forget attributes and content of an inode.

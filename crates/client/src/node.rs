@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use base::{FsError, Ino};
 use bytes::Bytes;
+use tokio::sync::watch;
 use wire::meta::{Attr, FileKind, LeaseGrant, LeaseKind, SetAttr};
 
 use crate::dirty::{Dirty, Flushing};
@@ -21,6 +22,8 @@ pub(crate) struct Node {
     pub(crate) flush: tokio::sync::Mutex<()>,
     /// Held while the owner is told of the first open or the last close.
     pub(crate) gate: tokio::sync::Mutex<()>,
+    /// How many invalidations of caches above have left pages for later, and go on.
+    pub(crate) dropping: watch::Sender<u32>,
     term: Arc<Term>,
 }
 
@@ -448,6 +451,7 @@ impl NodeTable {
                 state,
                 flush: tokio::sync::Mutex::new(()),
                 gate: tokio::sync::Mutex::new(()),
+                dropping: watch::Sender::new(0),
                 term: self.term.clone(),
             })
         };

@@ -2,12 +2,12 @@
 
 use base::{FsError, Ino};
 use bytes::Bytes;
-use client::{SetAttr, XattrMode};
+use client::{Attr, SetAttr, XattrMode};
 use fuse::{Errno, Reply, SetAttrRequest, StatFs, Time};
 
 use super::Fuse;
 use super::attr::{errno, file_attr};
-use super::serve::{reply_attr, reply_done};
+use super::serve::{attr_of, reply_attr, reply_done};
 use super::setid::{Caller, mode_after_change};
 
 /// Number of free inodes to report: only space is limited.
@@ -26,22 +26,27 @@ fn reply_xattr(reply: Reply, size: u32, result: Result<Vec<u8>, FsError>) {
 }
 
 impl Fuse {
+    /// Attributes that are known here, and that the kernel may be told at once.
+    fn known_attr(&self, ino: Ino) -> Option<Attr> {
+        self.client.cached_attr(ino).filter(|_| !self.client.leaves_pages(ino))
+    }
+
     pub(super) fn get_attr(&self, ino: Ino, reply: Reply) {
-        if let Some(attr) = self.client.cached_attr(ino) {
+        if let Some(attr) = self.known_attr(ino) {
             return reply_attr(&self.client, reply, Ok(attr));
         }
         self.run(reply, |client, reply| async move {
-            reply_attr(&client, reply, client.getattr(ino).await);
+            reply_attr(&client, reply, attr_of(&client, ino).await);
         });
     }
 
     /// Programs that ask for the time of creation, which no other reply has, send this once for each inode.
     pub(super) fn stat_x(&self, ino: Ino, reply: Reply) {
-        if let Some(attr) = self.client.cached_attr(ino) {
+        if let Some(attr) = self.known_attr(ino) {
             return reply.statx(&file_attr(&attr), self.client.attr_term(ino));
         }
         self.run(reply, |client, reply| async move {
-            match client.getattr(ino).await {
+            match attr_of(&client, ino).await {
                 Ok(attr) => reply.statx(&file_attr(&attr), client.attr_term(ino)),
                 Err(error) => reply.error(errno(error)),
             }

@@ -190,6 +190,7 @@ impl DirStream {
         }
         let mut pinned = Vec::new();
         for entry in entries {
+            client.wait_for_pages(entry.attr.ino).await;
             let attr = self.pin(client, &entry);
             let terms = Terms { name: self.term(client), attr: client.attr_term(attr.ino) };
             if !out.add_plus(&file_attr(&attr), terms, entry.cookie, &entry.name) {

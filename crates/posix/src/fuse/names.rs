@@ -2,12 +2,12 @@
 
 use base::{FsError, Ino};
 use bytes::Bytes;
-use client::{FileKind, MakeNode, OpenIntent, RenameMode, Whiteout};
+use client::{Attr, Client, FileKind, MakeNode, NameTerm, OpenIntent, RenameMode, Whiteout};
 use fuse::{Errno, Reply};
 
 use super::Fuse;
 use super::attr::{errno, kind_of_mode};
-use super::serve::{reply_done, reply_entry};
+use super::serve::{attr_of, reply_done, reply_entry};
 use super::setid::Caller;
 
 /// An inode to make, not open.
@@ -32,10 +32,22 @@ pub(super) fn make(
     }
 }
 
+/// Looks a name up, for a kernel that has no pages of the inode from before.
+async fn found(client: &Client, parent: Ino, name: &[u8]) -> Result<(Option<Attr>, NameTerm), FsError> {
+    let (attr, term) = client.find(parent, name).await?;
+    let Some(attr) = attr else { return Ok((None, term)) };
+    if !client.leaves_pages(attr.ino) {
+        return Ok((Some(attr), term));
+    }
+    let newer = attr_of(client, attr.ino).await;
+    let newer = newer.inspect_err(|_| client.forget(attr.ino, 1))?;
+    Ok((Some(newer), term))
+}
+
 impl Fuse {
     pub(super) fn lookup(&self, parent: Ino, name: Bytes, reply: Reply) {
         self.run(reply, |client, reply| async move {
-            match client.find(parent, &name).await {
+            match found(&client, parent, &name).await {
                 Ok((Some(attr), term)) => reply_entry(&client, reply, Ok((attr, term))),
                 Ok((None, term)) => reply.no_entry(client.name_term(&term)),
                 Err(error) => reply.error(errno(error)),

@@ -96,6 +96,16 @@ impl Fuse {
     }
 }
 
+/// Attributes that the kernel may be told: it has no pages from before.
+pub(super) async fn attr_of(client: &Client, ino: Ino) -> Result<Attr, FsError> {
+    loop {
+        let attr = client.getattr(ino).await?;
+        if !client.wait_for_pages(ino).await {
+            return Ok(attr);
+        }
+    }
+}
+
 /// Answers with a name and its inode, which is pinned once more in the client.
 pub(super) fn reply_entry(client: &Client, reply: Reply, result: Result<(Attr, NameTerm), FsError>) {
     match result {
