@@ -11,7 +11,7 @@ CLIENTS=(all users one reads)
 clients_end() {
     local name
     [ "$BASHPID" = $$ ] || return
-    for name in "${CLIENTS[@]}"; do umount -l "$WORK/$name/mnt" 2>/dev/null; done
+    for name in "${CLIENTS[@]}"; do umount -l "$WORK/$name/mnt" 2>/dev/null || true; done
 }
 trap 'machines_end; clients_end; cleanup' EXIT
 
