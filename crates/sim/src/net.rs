@@ -357,7 +357,7 @@ impl MetaService for Link {
                 sent_at
             };
             let is_last = !claim.more;
-            let request = SessionRequest::Resume { stream: 0, session, claim };
+            let request = SessionRequest::Resume { stream: 0, session, claim, proof: bytes::Bytes::new() };
             let SessionRequest::Resume { claim, .. } = arrived(&SESSION, &request) else {
                 unreachable!("a request arrives as it was sent")
             };

@@ -50,9 +50,10 @@ fn text(recovery: &Recovery, dir: &NodeDir) -> String {
     }
     let dir = dir.root().display();
     let next = match &recovery.log {
-        None => format!(
+        None => {
             "nothing was changed; with --yes, the logs begin anew behind what this node has, and what came later is lost"
-        ),
+                .to_owned()
+        }
         Some(log) => format!(
             "the logs begin anew behind what this node has: {log}\n  start it: forebay start {dir}\n  other nodes that run follow by \
              themselves; start those that do not\n  then look at what is there, and end the doubt about what is not: forebay meta settle {dir}"
