@@ -68,6 +68,7 @@ mounts() {
     same_tree "$WORK/tree" "$WORK/all/mnt/tree"
     cp -a "$WORK/tree" "$WORK/all/mnt/copy"
     sync_files "$WORK/all/mnt/copy"
+    on 4 timeout 60 "$FOREBAY" sync "$WORK/all/mnt"
     same_tree "$WORK/tree" "$WORK/2/mnt/copy"
     [ "$(cat "$WORK/all/mnt/secret")" = secret ]
     expect_fail "mounted already" mount_client all

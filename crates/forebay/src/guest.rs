@@ -2,6 +2,7 @@
 //! process but those of the mounts.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -167,14 +168,23 @@ impl Guest {
         Ok(path)
     }
 
+    /// A filesystem that is mounted, and the process of its mount.
+    fn mounted(&self, env: &Env, dir: &NodeDir, name: &str) -> Result<(&GuestMount, Arc<MountProcess>)> {
+        let mount = self.mounts.iter().find(|mount| mount.name == name);
+        let process = mount.and_then(|mount| MountProcess::find(env, dir, mount.id)).map(Arc::new);
+        let mounted = mount.zip(process);
+        mounted.with_context(|| format!("filesystem {name} is not mounted by this client"))
+    }
+
+    /// Makes everything durable that was written through a mount.
+    pub(crate) async fn sync(&self, env: &Env, dir: &NodeDir, name: &str) -> Result<()> {
+        self.mounted(env, dir, name)?.1.sync().await
+    }
+
     /// Unmounts a filesystem, if it is not in use.
     pub(crate) async fn unmount(&self, env: &Env, dir: &NodeDir, name: &str) -> Result<()> {
-        let mount = self.mounts.iter().find(|mount| mount.name == name);
-        let process = mount.and_then(|mount| MountProcess::find(env, dir, mount.id));
-        let Some((mount, process)) = mount.zip(process) else {
-            bail!("filesystem {name} is not mounted by this client");
-        };
-        let unmounted = std::sync::Arc::new(process).unmount(UnmountMode::IfIdle, WRITE_OUT).await;
+        let (mount, process) = self.mounted(env, dir, name)?;
+        let unmounted = process.unmount(UnmountMode::IfIdle, WRITE_OUT).await;
         unmounted.with_context(|| {
             format!("cannot unmount {}; close the files that are open on it", mount.path.display())
         })
@@ -185,7 +195,7 @@ impl Guest {
         let mut result = Ok(());
         for mount in &self.mounts {
             let Some(process) = MountProcess::find(env, dir, mount.id) else { continue };
-            let ended = std::sync::Arc::new(process).unmount(UnmountMode::Detach, WRITE_OUT).await;
+            let ended = Arc::new(process).unmount(UnmountMode::Detach, WRITE_OUT).await;
             result = result.and(ended.with_context(|| format!("unmounting {}", mount.path.display())));
         }
         result

@@ -206,6 +206,10 @@ pub(super) fn sync(path: &Path) -> Result<()> {
         .with_context(|| format!("opening {}", path.display()))?;
     rustix::fs::syncfs(&file).with_context(|| format!("writing out {}", path.display()))?;
     let name = mounted.filesystem.as_str();
+    let dir = NodeDir::new(&mounted.dir);
+    if let Some(guest) = Guest::load(&env(), &dir)? {
+        return guest::run(while_shown("writing out", guest.sync(&env(), &dir, name)));
+    }
     ask(&mounted.dir, |client| async move { client.sync(name).await })
 }
 
