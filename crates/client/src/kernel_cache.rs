@@ -29,7 +29,7 @@ const PAGES_ROUNDS: usize = 100;
 /// How long attributes wait for such pages: longer than the owner takes to give up a client that is silent.
 const DROP_PATIENCE: Duration = Duration::from_secs(30);
 
-/// Kernels lock pages together with their neighbours, up to so many bytes at the same multiples.
+/// A kernel may lock a whole aligned block of this size for one page in it.
 const LOCKED_BYTES_MAX: u64 = 2 << 20;
 
 /// How often names were forgotten, and where caches above may keep names.
@@ -183,8 +183,9 @@ impl Client {
         }
     }
 
-    /// Waits until caches above have dropped the pages of an inode that a recall left to them. A greater size must not be told them
-    /// before: they would show zeros behind the old end. Returns whether it had to wait: what was found before may be of old.
+    /// Waits until caches above have dropped the pages of an inode that a recall left to them, up to 30 s. Before that, a cache that
+    /// learns of a greater size shows zeros behind the old end. Returns whether it waited and they are gone: then attributes that
+    /// were read before may be old.
     pub async fn wait_for_pages(&self, ino: Ino) -> bool {
         let Some(node) = self.inner.nodes.find(ino).filter(|node| *node.dropping.borrow() > 0) else {
             return false;

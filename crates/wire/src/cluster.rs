@@ -236,7 +236,7 @@ pub enum HostRequest {
     },
     /// The condition of its member of the engine. Answer: `Engine`.
     Engine,
-    /// How far its local stores of the ledgers have come, whatever the engine says. Answer: `Stored`.
+    /// The last entry in each of its local stores. The engine is not asked. Answer: `Stored`.
     Stored,
 }
 

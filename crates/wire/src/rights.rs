@@ -15,16 +15,16 @@ use crate::meta::{LeaseKind, MetaRequest, OpenIntent};
 /// Ranges of extents that a client keeps proofs of, for each ledger. Later ones are far from use.
 const RANGES_MAX: usize = 512;
 
-/// Which users of a client's machine count as themselves.
+/// Which users of a client's machine count as nobody.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Squash {
-    /// All but root, which counts as nobody.
+    /// Root does, the others count as themselves.
     #[default]
     Root,
-    /// None: all count as nobody.
+    /// All do.
     All,
-    /// All.
+    /// None does.
     None,
 }
 
@@ -39,7 +39,7 @@ pub struct Rights {
     pub filesystems: BTreeSet<String>,
     /// It may change nothing.
     pub read_only: bool,
-    /// Which of its users count as themselves.
+    /// Which of its users count as nobody.
     pub squash: Squash,
 }
 

@@ -1,6 +1,8 @@
 //! Caches above a client, such as that of a kernel: what they may keep, and how they are invalidated before a change.
 
-use std::sync::{Arc, Mutex};
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use crate::common::{create, new_file, run, until};
@@ -215,6 +217,72 @@ fn attributes_are_not_kept_while_their_lease_is_given_up() {
         assert_eq!(one.getattr(ino).await.unwrap().mode, 0o600);
         assert_eq!(*asking.terms.lock().unwrap(), [Duration::ZERO]);
         assert_eq!(one.attr_term(ino), NAME_TERM, "under a new lease");
+        one.set_invalidate(None);
+    });
+}
+
+/// A kernel with locked pages: it forgets an inode only when they are unlocked, and everything else at once.
+#[derive(Default)]
+struct Locking {
+    is_asked: AtomicBool,
+    is_unlocked: Mutex<bool>,
+    unlocked: Condvar,
+    around: Mutex<Vec<Range<u64>>>,
+}
+
+impl Invalidate for Locking {
+    fn inode(&self, _: Ino) {
+        self.is_asked.store(true, Ordering::Release);
+        drop(self.unlocked.wait_while(self.is_unlocked.lock().unwrap(), |unlocked| !*unlocked));
+    }
+
+    fn inode_around(&self, _: Ino, range: Range<u64>) {
+        self.around.lock().unwrap().push(range);
+    }
+
+    fn entry(&self, _: Ino, _: &[u8]) {}
+}
+
+/// Unlocks the pages also where the test fails: threads that wait for that would keep it from ending.
+struct Unlocks(Arc<Locking>);
+
+impl Drop for Unlocks {
+    fn drop(&mut self) {
+        *self.0.is_unlocked.lock().unwrap() = true;
+        self.0.unlocked.notify_all();
+    }
+}
+
+#[test]
+fn a_recall_does_not_wait_for_pages_of_a_write_that_waits_for_a_lease() {
+    run("4+2", |world| async move {
+        let (one, two) = (world.client().await, world.client().await);
+        let ino = create(&two, "file").await;
+        two.write(ino, 0, &[1; 10]).await.unwrap();
+        two.fsync(ino).await.unwrap();
+        one.lookup(Ino::ROOT, b"file").await.unwrap();
+        assert_eq!(one.read(ino, 0, 10).await.unwrap(), [1; 10][..]);
+        let locking = Arc::new(Locking::default());
+        let unlocks = Unlocks(locking.clone());
+        one.set_invalidate(Some(locking.clone()));
+        let other = two.clone();
+        let recalling = tokio::spawn(async move { other.write(ino, 0, &[2; 2]).await });
+        until(|| locking.is_asked.load(Ordering::Acquire)).await;
+        let writer = one.clone();
+        // The kernel has the pages locked until it has the answer.
+        let writing = tokio::spawn(async move {
+            writer.write(ino, 4, &[3; 2]).await.unwrap();
+            let left = writer.leaves_pages(ino);
+            drop(unlocks);
+            left
+        });
+        assert!(writing.await.unwrap(), "the kernel is told nothing of the file until they are gone");
+        recalling.await.unwrap().unwrap();
+        let around = locking.around.lock().unwrap().first().cloned().expect("the rest was dropped");
+        assert!(around.contains(&4) && around.contains(&5), "{around:?}");
+        one.wait_for_pages(ino).await;
+        assert!(!one.leaves_pages(ino));
+        assert_eq!(one.read(ino, 0, 10).await.unwrap(), [2, 2, 1, 1, 3, 3, 1, 1, 1, 1][..]);
         one.set_invalidate(None);
     });
 }

@@ -617,13 +617,14 @@ impl Server {
         self.services().proofs.as_ref().map(sign).unwrap_or_default()
     }
 
-    /// Whether the other side may ask for a session: it is a node, or the session is its own.
+    /// Whether the other side may ask for a session: it is a node, or the session is its own and of its filesystems.
     fn has_session(&self, trust: &Trust, ledger: LedgerId, session: SessionId) -> bool {
         match trust {
             Trust::Full => true,
             Trust::Client(rights) => {
                 let sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
-                sessions.get(&(ledger, session)).is_some_and(|bound| bound.client == rights.client)
+                let bound = sessions.get(&(ledger, session));
+                rights.ledgers.contains(&ledger) && bound.is_some_and(|bound| bound.client == rights.client)
             }
             Trust::Stranger => false,
         }

@@ -216,6 +216,8 @@ struct Pair {
     /// No new connection is accepted.
     closed: Arc<AtomicBool>,
     dials: Arc<AtomicU32>,
+    /// How far the next connections are trusted.
+    trust: Arc<Mutex<Trust>>,
     peer: Arc<Peer>,
 }
 
@@ -250,12 +252,14 @@ impl Pair {
         let server = Arc::new(Mutex::new(Server::new(&env, services(&owner, 1))));
         let (break_all, closed, dials) =
             (Arc::new(Notify::new()), Arc::<AtomicBool>::default(), Arc::<AtomicU32>::default());
+        let trust = Arc::new(Mutex::new(trust));
         let dial: Dial = {
             let (server, break_all, closed, dials) =
                 (server.clone(), break_all.clone(), closed.clone(), dials.clone());
+            let trust = trust.clone();
             Arc::new(move || {
                 let (server, break_all) = (server.lock().unwrap().clone(), break_all.clone());
-                let trust = trust.clone();
+                let trust = trust.lock().unwrap().clone();
                 let is_closed = closed.load(Ordering::SeqCst);
                 dials.fetch_add(1, Ordering::SeqCst);
                 Box::pin(async move {
@@ -282,7 +286,7 @@ impl Pair {
             data_connections: 2,
             proofs: Arc::default(),
         });
-        Self { env, owner, server, break_all, closed, dials, peer }
+        Self { env, owner, server, break_all, closed, dials, trust, peer }
     }
 }
 

@@ -142,3 +142,19 @@ fn one_that_only_reads_changes_nothing() {
         assert!(owner.call(id(2), MetaRequest::GetAttr { ino: Ino::ROOT }).await.is_ok());
     });
 }
+
+#[test]
+fn its_sessions_end_with_its_right_to_the_filesystem() {
+    run(async {
+        let pair = Pair::trusting(client_of(LEDGER));
+        let owner = RemoteOwner::new(&pair.peer, LEDGER);
+        owner.connect(sink()).await.unwrap();
+        assert!(owner.call(id(1), beat(1)).await.is_ok());
+        // The process still knows that the session was its own.
+        *pair.trust.lock().unwrap() = client_of(LedgerId(4));
+        pair.break_all.notify_waiters();
+        owner.lost().await;
+        let next = RemoteOwner::new(&pair.peer, LEDGER);
+        assert_eq!(next.call(id(2), beat(1)).await, Err(FsError::NotPermitted));
+    });
+}
