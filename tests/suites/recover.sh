@@ -74,14 +74,19 @@ all_data_lost() {
     all_same 1 2 3
     # Names of the last second may be gone, and numbers that they had come back to nobody.
     status 1 | jq -e 'any(.problems[]; test("meta settle"))'
+    works_again after
+    for node in 1 2 3; do [ "$node" = "$here" ] || [ -e "$WORK/$node/meta/ledger-0/state.former" ]; done
+}
+# works_again NAME: nothing is in doubt any more, machines see each other's new file, and any machine may be lost again.
+works_again() {
+    local node
     on 1 "$FOREBAY" meta settle "$WORK/1"
-    echo after >"$WORK/3/mnt/after"
-    sync "$WORK/3/mnt/after"
-    [ "$(cat "$WORK/2/mnt/after")" = after ]
+    echo "$1" >"$WORK/3/mnt/$1"
+    sync "$WORK/3/mnt/$1"
+    [ "$(cat "$WORK/2/mnt/$1")" = "$1" ]
     for node in 1 2 3; do wait_until 90 has_all_members "$node"; done
     wait_until 90 healthy 1
     wait_until 60 follows 2
-    for node in 1 2 3; do [ "$node" = "$here" ] || [ -e "$WORK/$node/meta/ledger-0/state.former" ]; done
 }
 has_all_members() { log_at "$1" | grep -q "$(address 1):7741,$(address 2):7741,$(address 3):7741"; }
 
@@ -104,13 +109,7 @@ one_left() {
     link 1 up
     for node in 1 2 3; do wait_until 60 is_owner 1 "$node"; done
     all_same 1 2 3
-    on 1 "$FOREBAY" meta settle "$WORK/1"
-    echo again >"$WORK/2/mnt/again"
-    sync "$WORK/2/mnt/again"
-    [ "$(cat "$WORK/3/mnt/again")" = again ]
-    for node in 1 2 3; do wait_until 90 has_all_members "$node"; done
-    wait_until 90 healthy 2
-    wait_until 60 follows 2
+    works_again again
     # It is a cluster like any other.
     beside 2 machine_kill 1
     owner_is_not 2 1

@@ -79,7 +79,7 @@ pub struct TokenRights {
     /// They may change nothing.
     #[serde(default)]
     pub read_only: bool,
-    /// Which of their users count as themselves.
+    /// Which of their users count as nobody.
     #[serde(default)]
     pub squash: Squash,
 }
@@ -95,7 +95,7 @@ pub struct ClientInfo {
     pub filesystem: Option<String>,
     /// It may change nothing.
     pub read_only: bool,
-    /// Which of its users count as themselves.
+    /// Which of its users count as nobody.
     pub squash: Squash,
 }
 

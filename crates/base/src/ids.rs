@@ -185,7 +185,7 @@ impl Epoch {
         (self.0 >> RECOVERY_SHIFT) as u32
     }
 
-    /// The epoch from which the next owner goes on after so many recoveries. It is above all epochs of owners before.
+    /// The last epoch before the first owner after a recovery, which is the `recoveries`th. All earlier owners have lower ones.
     #[must_use]
     pub fn recovered(self, recoveries: u32) -> Self {
         let low = self.0 & ((1 << RECOVERY_SHIFT) - 1);

@@ -22,7 +22,7 @@ pub struct ClientRights {
     /// It may change nothing.
     #[serde(default)]
     pub read_only: bool,
-    /// Which of its users count as themselves.
+    /// Which of its users count as nobody.
     #[serde(default)]
     pub squash: Squash,
 }

@@ -115,7 +115,8 @@ impl Control {
     }
 
     /// Begins a stretch of the ledger's history, before any other change. If the ledger is an older one that is to go
-    /// on, the next numbers are moved ahead. Returns whether it is an older one.
+    /// on, the next numbers are moved ahead, and so are the epochs of groups: ledgers of filesystems may have seen later ones.
+    /// Returns whether it is an older one.
     ///
     /// # Errors
     /// If drives have seen a newer ledger, and the operator has not accepted the older one.
@@ -135,6 +136,10 @@ impl Control {
             cluster.next_token += LEAP;
             cluster.next_client += LEAP;
             change.cluster(&cluster);
+            for group in view.groups()? {
+                let epoch = Epoch(group.epoch.0 + u64::from(LEAP));
+                change.group(&PlacementGroup { epoch, ..group });
+            }
         }
         self.records.begin(lineage, |state, seq| change.decide(state, seq)).await?;
         Ok(beginning.is_older)

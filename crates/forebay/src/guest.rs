@@ -201,11 +201,3 @@ impl Guest {
         result
     }
 }
-
-/// Runs work of a client on a runtime of its own.
-pub(crate) fn run<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-    let done = runtime.block_on(work);
-    runtime.shutdown_background();
-    done
-}

@@ -52,7 +52,7 @@ pub enum Older {
     Refuse,
     /// It goes on. Changes that only the newer one had are lost.
     Accept,
-    /// It goes on, and counts as older whatever drives know: the end of its log was lost.
+    /// It goes on. The end of its log was lost, so it is older, also if no drive knows that.
     Certain,
 }
 

@@ -210,3 +210,21 @@ fn a_filesystem_without_a_store_has_the_record_that_it_always_had() {
     assert!(text.ends_with(r#""tier":{"store":3,"retention_s":86400,"cue_s":3600,"detaching":false}}"#));
     assert_eq!(serde_json::from_str::<FilesystemRecord>(&text).unwrap(), record);
 }
+
+#[tokio::test]
+async fn an_older_ledger_goes_on_above_all_that_others_may_have_seen() {
+    let (log, state) = (Arc::new(MemLog::new()), Arc::new(MemState::default()));
+    let control = Control::open(&Env::real(), log, state, None).await.unwrap();
+    let cluster = Control::new_cluster(&Env::real());
+    let group = PlacementGroup { epoch: Epoch(5), ..PlacementGroup::new(PgId(1), vec![base::DriveId(0)]) };
+    let mut change = control.view().unwrap().change();
+    change.cluster(&cluster).group(&group);
+    control.commit(change).await.unwrap();
+    let lost = Evidence { older: meta::history::Older::Certain, ..Evidence::default() };
+    for (evidence, leap) in [(Evidence::default(), 0), (lost, u64::from(LEAP))] {
+        assert_eq!(control.begin(&Env::real(), &evidence).await.unwrap(), leap > 0);
+        let view = control.view().unwrap();
+        assert_eq!(view.groups().unwrap()[0].epoch, Epoch(5 + leap));
+        assert_eq!(view.cluster().unwrap().map_epoch, cluster.map_epoch + leap);
+    }
+}

@@ -4,9 +4,9 @@ use anyhow::Result;
 use base::NodeId;
 
 use super::args::{ClusterCommand, RecoverArgs};
-use super::env;
 use super::output::{print, table};
 use super::progress::while_shown;
+use super::{env, run_here};
 use crate::member::{OtherNode, RecoverOptions, Recovery, recover as recover_logs};
 use crate::node::NodeDir;
 
@@ -23,10 +23,7 @@ fn recover(args: RecoverArgs) -> Result<()> {
         yes: args.yes,
     };
     let (env, dir) = (env(), NodeDir::new(&args.dir));
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-    let recovery =
-        runtime.block_on(while_shown("looking at all copies", recover_logs(&env, &dir, options)))?;
-    runtime.shutdown_background();
+    let recovery = run_here(while_shown("looking at all copies", recover_logs(&env, &dir, options)))?;
     print(args.json.into(), &recovery, |recovery| text(recovery, &dir))
 }
 

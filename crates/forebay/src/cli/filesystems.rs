@@ -15,8 +15,8 @@ use serde::Serialize;
 use super::args::LimitArgs;
 use super::output::{Format, bytes, print, table};
 use super::progress::while_shown;
-use super::{absolute, ask, env, picture};
-use crate::guest::{self, Guest};
+use super::{absolute, ask, env, picture, run_here};
+use crate::guest::Guest;
 use crate::node::NodeDir;
 
 pub(super) fn filesystem_table(filesystems: &[FilesystemInfo]) -> Table {
@@ -76,7 +76,7 @@ pub(super) fn mount(
     if let Some(guest) = Guest::load(&env(), &NodeDir::new(dir))? {
         let (env, dir) = (env(), NodeDir::new(dir));
         let place = (path.map(PathBuf::from), options);
-        let mounted = guest::run(while_shown("mounting", guest.mount(&env, &dir, name, place)))?;
+        let mounted = run_here(while_shown("mounting", guest.mount(&env, &dir, name, place)))?;
         let shown = MountedHere { name, mount: &mounted };
         return print(format, &shown, |shown| {
             format!("{} is mounted at {}", shown.name, shown.mount.display())
@@ -98,7 +98,7 @@ struct MountedHere<'a> {
 pub(super) fn unmount(dir: &Path, name: &str, format: Format) -> Result<()> {
     if let Some(guest) = Guest::load(&env(), &NodeDir::new(dir))? {
         let (env, dir) = (env(), NodeDir::new(dir));
-        guest::run(while_shown("unmounting", guest.unmount(&env, &dir, name)))?;
+        run_here(while_shown("unmounting", guest.unmount(&env, &dir, name)))?;
         return print(format, &name, |name| format!("{name} is unmounted"));
     }
     let info = ask(dir, |client| async move { client.unmount(name).await })?;
@@ -208,7 +208,7 @@ pub(super) fn sync(path: &Path) -> Result<()> {
     let name = mounted.filesystem.as_str();
     let dir = NodeDir::new(&mounted.dir);
     if let Some(guest) = Guest::load(&env(), &dir)? {
-        return guest::run(while_shown("writing out", guest.sync(&env(), &dir, name)));
+        return run_here(while_shown("writing out", guest.sync(&env(), &dir, name)));
     }
     ask(&mounted.dir, |client| async move { client.sync(name).await })
 }

@@ -127,6 +127,14 @@ where
     })
 }
 
+/// Runs work that this process does itself, without a node. Tasks that it has left behind are not waited for.
+fn run_here<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    let done = runtime.block_on(work);
+    runtime.shutdown_background();
+    done
+}
+
 /// The picture of the cluster that the node in `dir` has.
 fn picture(dir: &Path) -> Result<admin::NodeStatus> {
     let status = ask(dir, |client| async move { client.status().await })?;

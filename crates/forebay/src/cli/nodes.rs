@@ -11,8 +11,8 @@ use wire::rights::Squash;
 
 use super::args::{ClientCommand, Domain, JoinArgs, NodeCommand, Role, RoleArgs, TokenCommand};
 use super::output::{Format, bytes, print, table};
-use super::{absolute, ask, env, picture, start};
-use crate::guest::{self, Guest};
+use super::{absolute, ask, env, picture, run_here, start};
+use crate::guest::Guest;
 use crate::member::{JoinOptions, join as join_cluster};
 use crate::node::{NodeDir, is_locked};
 
@@ -49,9 +49,7 @@ pub(super) fn join(args: JoinArgs) -> Result<()> {
         zone,
         rack,
     };
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-    runtime.block_on(join_cluster(&env(), &dir, options))?;
-    runtime.shutdown_background();
+    run_here(join_cluster(&env(), &dir, options))?;
     if !is_locked(&env(), &dir) {
         start::in_background(&dir, ["start".into(), args.dir.clone().into()])?;
     }
@@ -258,7 +256,7 @@ fn join_as_client(args: &JoinArgs) -> Result<()> {
         );
     }
     let dir = NodeDir::new(&args.dir);
-    let guest = guest::run(Guest::join(&env(), &dir, &args.token, args.name.clone()))?;
+    let guest = run_here(Guest::join(&env(), &dir, &args.token, args.name.clone()))?;
     print(args.json.into(), &JoinedClient { client: guest.client }, |joined| {
         format!(
             "client {} has joined\n  {:<10} forebay mount {} PATH",

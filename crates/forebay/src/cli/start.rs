@@ -22,9 +22,9 @@ use tokio::sync::watch;
 
 use super::args::StartArgs;
 use super::output::{Format, bytes, print};
-use super::{ask, env};
+use super::{ask, env, run_here};
 use crate::engine::Supervised;
-use crate::guest::{self, Guest};
+use crate::guest::Guest;
 use crate::identity::{IdentityFiles, OWNER};
 use crate::log::{Log, Sink};
 use crate::member::Member;
@@ -392,7 +392,7 @@ pub(super) fn stop(dir: &Path, keep_mounts: bool) -> Result<()> {
     let dir = NodeDir::new(dir);
     let root = dir.root().display();
     if let Some(client) = Guest::load(&env(), &dir)? {
-        guest::run(client.stop(&env(), &dir))?;
+        run_here(client.stop(&env(), &dir))?;
         println!("nothing is mounted any more: dir={root}");
         return Ok(());
     }

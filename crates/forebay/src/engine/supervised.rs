@@ -192,11 +192,11 @@ impl Supervised {
         if !self.exists() {
             return Ok(());
         }
+        let number = self.seat()?.number;
         self.end()?;
-        let (root, aside) = (self.dir.engine(), self.dir.engine().with_extension("former"));
-        if aside.exists() {
-            std::fs::remove_dir_all(&aside).with_context(|| format!("cannot remove {}", aside.display()))?;
-        }
+        let root = self.dir.engine();
+        // Each try has its own: what the first one puts aside is the last that is left of the lost engine.
+        let aside = root.with_extension(format!("former-{number:016x}"));
         self.env.files.rename(&root, &aside).with_context(|| format!("cannot rename {}", root.display()))
     }
 

@@ -16,7 +16,7 @@ use wire::cluster::{
 use wire::link::RemoteCluster;
 use wire::view::{NEWS_WAIT_MAX, ViewReply, ViewRequest, ViewService};
 
-use super::recover::Copy;
+use super::recover::LocalCopy;
 use super::{Member, lock};
 use crate::identity::{ONLY_EPOCH, OWNER};
 use crate::node::MetaDirs;
@@ -34,7 +34,7 @@ pub(super) struct Owner {
 
 /// The newest owner that this node knows.
 pub(super) struct KnownOwner {
-    /// Owners from before so many recoveries of the logs count for nothing.
+    /// This node knows of so many recoveries of the logs. It ignores owners whose epochs count fewer.
     recoveries: u32,
     newest: watch::Sender<Option<Owner>>,
     node: watch::Sender<Option<NodeId>>,
@@ -218,7 +218,7 @@ impl Member {
             // It has not reached the engine yet.
             None => MetaDirs::load(&self.env, &self.dir, &[], StaleCopies::Refuse)?,
         };
-        let copy = tokio::task::spawn_blocking(move || Copy::read(&ledgers)).await??;
+        let copy = tokio::task::spawn_blocking(move || LocalCopy::read(&ledgers)).await??;
         Ok(copy.map(|copy| copy.stored()).unwrap_or_default())
     }
 

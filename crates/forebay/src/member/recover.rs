@@ -83,12 +83,12 @@ pub(crate) struct Recovery {
 }
 
 /// The local stores of a node, without their logs.
-pub(super) struct Copy {
+pub(super) struct LocalCopy {
     cluster: Cluster,
     ledgers: BTreeMap<LedgerId, Applied>,
 }
 
-impl Copy {
+impl LocalCopy {
     /// Reads them; `None`: there are none. Must not run on a thread of the runtime: it waits for disks.
     pub(super) fn read(ledgers: &MetaDirs) -> Result<Option<Self>> {
         let Some(control) = ledgers.store(CONTROL_LEDGER)? else { return Ok(None) };
@@ -148,7 +148,7 @@ struct Recovering<'a> {
     membership: Membership,
     known: EngineAddress,
     ledgers: MetaDirs,
-    copy: Copy,
+    copy: LocalCopy,
 }
 
 /// Looks what a recovery would do, and does it if that is asked for. The node must not run.
@@ -166,7 +166,7 @@ pub(crate) async fn recover(env: &Env, dir: &NodeDir, options: RecoverOptions) -
     let _lock = prepare_dir(env, dir)?;
     let ledgers = MetaDirs::load(env, dir, &[], StaleCopies::Refuse)?;
     let looked = ledgers.clone();
-    let copy = tokio::task::spawn_blocking(move || Copy::read(&looked)).await??;
+    let copy = tokio::task::spawn_blocking(move || LocalCopy::read(&looked)).await??;
     let copy = copy
         .context("this node has no copy of the metadata: only the first three nodes of a cluster have one")?;
     copy.check()?;

@@ -21,6 +21,7 @@ use tokio::runtime::Handle;
 use wire::event::Severity;
 
 use super::events::Happened;
+use super::start::CONTROL_CACHE_BYTES;
 use super::{Node, NodeDir, State};
 use crate::engine::Engine;
 
@@ -32,8 +33,6 @@ const MARKER: &str = "forebay-meta";
 /// The local store of a ledger, and the file beside it with the number of the attempt that brought its log to the engine.
 const STORE: &str = "state.redb";
 const NUMBER: &str = "engine";
-/// Memory for a store that is only looked at.
-const CACHE_BYTES: usize = 4 << 20;
 
 /// `meta-dirs.json`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -155,7 +154,7 @@ impl MetaDirs {
         if !stores.iter().any(|store| self.env.files.exists(store)) {
             return Ok(None);
         }
-        let state = MirroredState::open(&self.env, &stores, CACHE_BYTES, Seq(0), WholeLog::No);
+        let state = MirroredState::open(&self.env, &stores, CONTROL_CACHE_BYTES, Seq(0), WholeLog::No);
         let state = state.with_context(|| format!("opening the local store of ledger {ledger}"))?;
         Ok(Some(Arc::new(state)))
     }

@@ -12,7 +12,7 @@ use wire::drive::DriveHealth;
 
 use super::drives::{DriveEntry, DriveMaker, OpenDrive};
 use super::management::failed;
-use super::network::addresses_of;
+use super::network::{addresses_of, proof_key};
 use super::{Node, State};
 
 /// Shards of an inventory per request.
@@ -54,6 +54,7 @@ impl Node {
         }
         let mut services = self.clients.update(state);
         services.replicas.insert(CONTROL_LEDGER, self.control.clone());
+        services.proofs = proof_key(&self.env, &self.dir);
         self.others.serve(services);
         self.publish_scrub(state);
     }

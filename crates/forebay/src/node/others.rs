@@ -29,7 +29,7 @@ use wire::identity::Party;
 use wire::link::Services;
 
 use super::management::failed;
-use super::network::{Issuer, Network, addresses_of, proof_key, ready_owner};
+use super::network::{Issuer, Network, addresses_of, ready_owner};
 use super::settings::Settings;
 use super::{Node, NodeDir, Seat, State};
 use crate::identity::IdentityFiles;
@@ -56,8 +56,6 @@ pub(super) struct Others {
     renew_ns: AtomicU64,
     /// Answers them. `None` before the node serves and after its end.
     answers: Mutex<Option<Arc<ForOthers>>>,
-    /// Where the key of proofs is.
-    place: (Env, NodeDir),
     /// Where the services go, if the machine offers them beside its own.
     offers: Option<watch::Sender<Services>>,
 }
@@ -74,15 +72,7 @@ impl Others {
         let issuer = ready_owner(env, dir, control, &settings).await?;
         let network = Arc::new(Network::new(env, runtime, &IdentityFiles::new(env, dir))?);
         let renew_ns = AtomicU64::new(env.clock.boot_ns() + RENEW_EVERY_NS);
-        Ok(Self {
-            network,
-            issuer,
-            settings,
-            renew_ns,
-            answers: Mutex::default(),
-            place: (env.clone(), dir.clone()),
-            offers: None,
-        })
+        Ok(Self { network, issuer, settings, renew_ns, answers: Mutex::default(), offers: None })
     }
 
     /// As a machine meets them that has a certificate already, and the key of the authority.
@@ -94,7 +84,6 @@ impl Others {
             settings: Settings::default(),
             renew_ns: AtomicU64::new(u64::MAX),
             answers: Mutex::default(),
-            place: (env.clone(), dir.clone()),
             offers: Some(seat.offers.clone()),
         })
     }
@@ -110,8 +99,7 @@ impl Others {
     /// Offers these services and, once the node serves, what only other machines ask.
     pub(super) fn serve(&self, services: Services) {
         let Some(answers) = self.answers().clone() else { return };
-        let proofs = proof_key(&self.place.0, &self.place.1);
-        let services = Services { joins: Some(answers.clone()), cluster: Some(answers), proofs, ..services };
+        let services = Services { joins: Some(answers.clone()), cluster: Some(answers), ..services };
         match &self.offers {
             Some(offers) => drop(offers.send_replace(services)),
             None => self.network.serve(services),

@@ -175,14 +175,14 @@ pub(crate) enum Role {
     Client,
 }
 
-/// Which users of a client count as themselves; others count as nobody.
+/// Which users of a client count as nobody.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum SquashArg {
-    /// All but root.
+    /// Root does, the others count as themselves.
     Root,
-    /// None.
+    /// All do.
     All,
-    /// All.
+    /// None does: root of the client is root.
     None,
 }
 
@@ -208,7 +208,7 @@ pub(crate) struct RoleArgs {
     /// Clients may change nothing.
     #[arg(long)]
     pub(crate) ro: bool,
-    /// Which users of clients count as nobody: root, all or none. Default: root.
+    /// Which users of clients count as nobody. Default: root.
     #[arg(long, value_enum)]
     pub(crate) squash: Option<SquashArg>,
 }
