@@ -102,6 +102,22 @@ owner_stops() {
     wait_until 90 healthy "$here"
 }
 
+# A drive in the owner's machine, and one of another machine, are taken out of service and used again.
+drives_return() {
+    local here at drive
+    here=$(owner 1)
+    for at in "$here" "$(another "$here")"; do
+        drive=$(on 1 "$FOREBAY" drive list "$WORK/1" --json | jq --argjson at $((at - 1)) '[.[] | select(.node == $at)][0].id')
+        on 2 "$FOREBAY" drive fail "$WORK/2" "$drive"
+        head -c 3000000 /dev/urandom >"$WORK/2/mnt/while-failed"
+        sync "$WORK/2/mnt/while-failed"
+        sleep 1
+        on 3 "$FOREBAY" drive return "$WORK/3" "$drive"
+        wait_until 60 healthy 1
+    done
+    same_tree "$WORK/tree" "$WORK/1/mnt/tree"
+}
+
 # Without a majority of etcd everything waits, and goes on when there is one again.
 no_quorum() {
     local here
@@ -178,6 +194,7 @@ check "the owner's machine dies, a member of etcd with it" owner_machine_dies
 check "the owner's process dies beside its mount" owner_process_dies
 check "an owner that slept begins anew" owner_sleeps
 check "an owner that stops hands over" owner_stops
+check "drives are taken out of service and used again" drives_return
 check "etcd without a majority: everything waits" no_quorum
 check "a node starts while etcd is away" starts_without_etcd
 check "a fourth node, removed, does not take over" removed_stays_out

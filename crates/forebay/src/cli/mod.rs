@@ -25,6 +25,7 @@ mod users;
 use std::future::Future;
 use std::path::Path;
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
 use admin::{AdminClient, CreateFilesystem, SetBalance};
 use anyhow::{Context, Result};
@@ -34,6 +35,10 @@ pub(crate) use args::Cli;
 use args::{AuditCommand, CapacityCommand, Command, FsCommand, LimitArgs, MetaCommand, ProfileCommand};
 
 use crate::node::NodeDir;
+
+/// How long a start waits until the drives of its node are in use, and how often it looks.
+const DRIVES_PATIENCE: Duration = Duration::from_secs(10);
+const DRIVES_LOOK: Duration = Duration::from_millis(100);
 
 /// Runs one command.
 pub(crate) fn run(cli: Cli) -> Result<ExitCode> {
@@ -141,6 +146,20 @@ fn picture(dir: &Path) -> Result<admin::NodeStatus> {
     match status.problems.first() {
         Some(problem) if status.alone => anyhow::bail!("{problem}"),
         _ => Ok(status),
+    }
+}
+
+/// The state of the cluster, once the owner of the metadata uses the drives that a node has just opened. A drive that stays away is
+/// not waited for for ever.
+fn status_with_drives(dir: &Path, node: u32) -> Result<admin::NodeStatus> {
+    let begun = Instant::now();
+    loop {
+        let status = ask(dir, |client| async move { client.status().await })?;
+        let lacks = status.drives.iter().any(|drive| drive.node == node && drive.state == "missing");
+        if !lacks || begun.elapsed() >= DRIVES_PATIENCE {
+            return Ok(status);
+        }
+        std::thread::sleep(DRIVES_LOOK);
     }
 }
 

@@ -22,7 +22,7 @@ use tokio::sync::watch;
 
 use super::args::StartArgs;
 use super::output::{Format, bytes, print};
-use super::{ask, env, run_here};
+use super::{ask, env, run_here, status_with_drives};
 use crate::engine::Supervised;
 use crate::guest::Guest;
 use crate::identity::{IdentityFiles, OWNER};
@@ -105,11 +105,18 @@ pub(super) fn in_background(dir: &NodeDir, args: impl IntoIterator<Item = OsStri
 
 fn start_in_background(dir: &NodeDir, args: StartArgs) -> Result<()> {
     let known_admin = env().files.exists(&dir.admin_credentials());
-    let membership = IdentityFiles::new(&env(), dir).membership()?;
-    let (is_member, here) = (membership.is_some(), membership.map_or(OWNER, |it| it.node).0);
+    let membership = || IdentityFiles::new(&env(), dir).membership();
+    let had_joined = membership()?.is_some();
     let note = in_background(dir, std::env::args_os().skip(1))?;
-    let status = ask(dir.root(), |client| async move { client.status().await })?;
-    let new_key = if known_admin || is_member { String::new() } else { first_admin(dir)? };
+    // The first start of a cluster whose logs are in an engine makes one.
+    let membership = membership()?;
+    let (is_member, here) = (membership.is_some(), membership.map_or(OWNER, |it| it.node).0);
+    let status = match is_member {
+        true => status_with_drives(dir.root(), here)?,
+        // It has opened its drives, as far as that is possible.
+        false => ask(dir.root(), |client| async move { client.status().await })?,
+    };
+    let new_key = if known_admin || had_joined { String::new() } else { first_admin(dir)? };
     print(Format::from(args.json), &status, |status| {
         let mounts = status.filesystems.iter().map(|filesystem| {
             let mount = filesystem.mount.as_deref().unwrap_or("not mounted");

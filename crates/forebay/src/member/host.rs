@@ -30,13 +30,15 @@ struct Hosted {
     entry: DriveEntry,
     /// The control ledger has a record of it.
     is_known: bool,
+    /// It had failed and was opened again by an order. Its record still says that it has failed, until the order is done.
+    is_returning: bool,
     /// Time of the next attempt to open it, and the pause after that.
     reopen: (u64, u64),
 }
 
 impl Hosted {
     fn new(entry: DriveEntry, is_known: bool) -> Self {
-        Self { entry, is_known, reopen: (0, REOPEN_NS) }
+        Self { entry, is_known, is_returning: false, reopen: (0, REOPEN_NS) }
     }
 }
 
@@ -99,6 +101,7 @@ impl DriveHost {
             match drives.get_mut(id) {
                 Some(hosted) => {
                     hosted.is_known = true;
+                    hosted.is_returning &= record.state == DriveState::Failed;
                     hosted.entry.set_record(record.clone());
                 }
                 None => {
@@ -111,7 +114,9 @@ impl DriveHost {
         let gone: Vec<Hosted> =
             drives.extract_if(.., |id, hosted| hosted.is_known && is_out(id)).map(|(_, gone)| gone).collect();
         // A drive that failed may be used again: its place stays known.
-        let failed = drives.values_mut().filter(|hosted| hosted.entry.record().state == DriveState::Failed);
+        let failed = drives
+            .values_mut()
+            .filter(|hosted| hosted.entry.record().state == DriveState::Failed && !hosted.is_returning);
         let failed = failed.filter_map(|hosted| {
             let closed = DriveEntry::closed(hosted.entry.record().clone(), hosted.entry.path().cloned());
             hosted.entry.local()?;
@@ -176,6 +181,7 @@ impl DriveHost {
                 return Ok(());
             }
             let record = DriveRecord { state: DriveState::Up, ..hosted.entry.record().clone() };
+            hosted.is_returning = true;
             (hosted.entry.take_service(), record, hosted.entry.path().cloned())
         };
         self.note_change();

@@ -69,6 +69,11 @@ impl OpenDrive {
         self.here.clone().map(|drive| drive as Arc<dyn DriveService>)
     }
 
+    /// Whether this is the drive that its machine has open.
+    pub(super) fn is_the(&self, open: &Arc<dyn DriveService>) -> bool {
+        std::ptr::addr_eq(Arc::as_ptr(&self.service), Arc::as_ptr(open))
+    }
+
     /// Whether it was opened anew since: it may be an older copy of itself now.
     pub(super) fn is_another(&self) -> bool {
         self.service.stat().mark.incarnation != self.incarnation

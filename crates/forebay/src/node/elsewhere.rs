@@ -115,11 +115,16 @@ impl Node {
             if self.opens(entry.record.node) || !is_wanted {
                 continue;
             }
-            if entry.service.as_ref().is_some_and(|drive| !drive.is_another()) {
+            let is_here = entry.record.node == self.here();
+            let is_same = |drive: &OpenDrive| match is_here {
+                true => of_machine.get(id).is_some_and(|now| drive.is_the(now)),
+                false => !drive.is_another(),
+            };
+            if entry.service.as_ref().is_some_and(is_same) {
                 continue;
             }
             is_another |= entry.service.take().is_some();
-            let drive = match entry.record.node == self.here() {
+            let drive = match is_here {
                 true => of_machine.get(id).cloned(),
                 false => self.told_drive(entry.record.node, *id),
             };

@@ -317,7 +317,9 @@ impl Node {
                 return Err(conflict(format!("drive is up: id={id}")));
             }
             let health = entry.service.as_ref().map(|service| service.health());
-            let anew = (health != Some(DriveHealth::Up)).then(|| {
+            // A host closes a drive that has failed.
+            let is_open = self.opens(entry.record.node) && health == Some(DriveHealth::Up);
+            let anew = (!is_open).then(|| {
                 let record = DriveRecord { state: DriveState::Up, ..entry.record.clone() };
                 (entry.service.take(), record, entry.path.clone())
             });
