@@ -1,4 +1,4 @@
-//! One seed gives one run, and a few hundred seeds give no finding.
+//! One seed gives one run, and many seeds give no finding.
 
 use std::ops::Range;
 use std::process::Command;
@@ -9,9 +9,9 @@ use base::env::{Env, spawn_thread};
 use sim::{Scenario, run};
 
 /// Seeds of every test run, besides [`FOUND`] and those of the day.
-const SEEDS: Range<u64> = 1..151;
+const SEEDS: Range<u64> = 1..61;
 /// Number of seeds of the day.
-const FRESH: u64 = 150;
+const FRESH: u64 = 100;
 
 /// Seeds that once found an error, see docs/develop/simulation.md.
 const FOUND: [u64; 25] = [
@@ -46,7 +46,7 @@ fn failures(scenarios: Vec<Scenario>) -> Vec<String> {
 }
 
 #[test]
-fn hundreds_of_seeds_are_without_a_finding() {
+fn many_seeds_are_without_a_finding() {
     let failures = failures(SEEDS.chain(of_today()).map(Scenario::new).collect());
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
@@ -62,7 +62,7 @@ fn what_was_found_once_is_found_no_more() {
 
 #[test]
 fn a_seed_gives_the_same_trace_twice_in_one_process() {
-    for seed in (400..440).chain([9710]) {
+    for seed in (400..410).chain([9710]) {
         let (first, second) = (run(Scenario::new(seed), false), run(Scenario::new(seed), false));
         assert_eq!((first.trace, first.events), (second.trace, second.events), "seed={seed}");
         assert_eq!(first.failures, second.failures, "seed={seed}");
@@ -73,10 +73,10 @@ fn a_seed_gives_the_same_trace_twice_in_one_process() {
 #[test]
 fn a_seed_gives_the_same_trace_in_another_process() {
     let last_line = || {
-        let output = Command::new(env!("CARGO_BIN_EXE_sim")).args(["500", "30", "2"]).output().unwrap();
+        let output = Command::new(env!("CARGO_BIN_EXE_sim")).args(["500", "10", "2"]).output().unwrap();
         String::from_utf8(output.stdout).unwrap().lines().last().unwrap_or_default().to_owned()
     };
-    let here = sim::mix((500..530).map(|seed| run(Scenario::new(seed), false).trace));
+    let here = sim::mix((500..510).map(|seed| run(Scenario::new(seed), false).trace));
     let (first, second) = (last_line(), last_line());
     assert_eq!(first, second);
     assert!(first.contains(&format!("{here:016x}")), "{first} has not {here:016x}");
@@ -84,8 +84,8 @@ fn a_seed_gives_the_same_trace_in_another_process() {
 
 #[test]
 fn other_seeds_are_other_runs() {
-    let mut traces: Vec<u64> = (600..620).map(|seed| run(Scenario::new(seed), false).trace).collect();
+    let mut traces: Vec<u64> = (600..606).map(|seed| run(Scenario::new(seed), false).trace).collect();
     traces.sort_unstable();
     traces.dedup();
-    assert_eq!(traces.len(), 20);
+    assert_eq!(traces.len(), 6);
 }
