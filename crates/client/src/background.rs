@@ -258,10 +258,10 @@ impl Client {
             self.release(lease, None).await;
             return;
         };
-        let mut round = 0;
+        let (mut round, mut invalidated) = (0, None);
         while round < FLUSH_ROUNDS {
-            // A writer that never pauses would always have dirty data, so new writes wait from the second round on.
-            // Caches above were invalidated in the first round and wait for none of these writes.
+            // A writer that never pauses would always have dirty data, and a reader would always fill caches above anew, so
+            // operations that begin wait from the second round on.
             node.lock().yielding = round > 0;
             if let Err(error) = self.flush_for_recall(&node).await {
                 tracing::error!(ino = %lease.ino, %error, "data could not be written before giving up a lease");
@@ -272,17 +272,24 @@ impl Client {
                 tokio::time::sleep(FLUSH_PAUSE).await;
                 continue;
             }
-            if keep.is_none() && round == 0 {
-                // Caches above must not keep attributes that they read from now on.
-                node.lock().recalled = true;
-                self.invalidate_for_recall(&node).await;
+            if keep.is_none() {
+                let reads = {
+                    let mut state = node.lock();
+                    // Caches above must not keep attributes that they read from now on.
+                    state.recalled = true;
+                    state.reads
+                };
+                if invalidated.replace(reads) != Some(reads) {
+                    self.invalidate_for_recall(&node).await;
+                }
             }
-            if self.give_up(&node, lease, keep) {
+            if self.give_up(&node, lease, keep, invalidated) {
                 self.release(lease, keep).await;
                 return;
             }
             round += 1;
         }
+        node.lock().yielding = false;
         tracing::error!(ino = %lease.ino, "lease could not be given up: its data keeps becoming dirty");
     }
 
@@ -303,10 +310,17 @@ impl Client {
         self.inner.given_up.lock().expect("no holder of this lock panics").note(lease, now);
     }
 
-    /// Stops using the lease, unless the inode has dirty data again. Returns whether it stopped.
-    fn give_up(&self, node: &Arc<Node>, lease: LeaseGrant, keep: Option<LeaseKind>) -> bool {
+    /// Stops using the lease, unless the inode has dirty data again, or caches above may have content from after the `invalidated`
+    /// reads. Returns whether it stopped.
+    fn give_up(
+        &self,
+        node: &Arc<Node>,
+        lease: LeaseGrant,
+        keep: Option<LeaseKind>,
+        invalidated: Option<u64>,
+    ) -> bool {
         let mut state = node.lock();
-        if state.is_behind() {
+        if state.is_behind() || invalidated.is_some_and(|reads| state.reads != reads) {
             return false;
         }
         if state.lease.is_some_and(|held| held.id == lease.id) {
@@ -335,8 +349,11 @@ impl Client {
         let Some(node) = self.inner.nodes.find(lease.ino) else { return };
         let lost = {
             let mut state = node.lock();
-            if state.lease.is_none_or(|held| held.id != lease.id) {
-                return;
+            match state.lease {
+                Some(held) if held.id == lease.id => {}
+                // Caches above may have content from the time of the earlier one.
+                Some(_) => return drop(self.inner.runtime.spawn(self.clone().invalidate_above(lease))),
+                None => return,
             }
             let is_changed = !state.held.set.is_empty();
             let lost = state.lose_lease();
@@ -351,8 +368,7 @@ impl Client {
             lost
         };
         self.dirty_gone(lost);
-        let client = self.clone();
-        self.inner.runtime.spawn(async move { client.invalidate_above(lease).await });
+        self.inner.runtime.spawn(self.clone().invalidate_above(lease));
     }
 }
 

@@ -202,7 +202,7 @@ impl Client {
     }
 
     /// Makes caches above forget attributes and content of an inode.
-    pub(crate) async fn invalidate_above(&self, lease: LeaseGrant) {
+    pub(crate) async fn invalidate_above(self, lease: LeaseGrant) {
         let invalidate = self.inner.invalidate.lock().expect("no holder of this lock panics").clone();
         let Some(invalidate) = invalidate else { return };
         // See [`Client::forget_names`].

@@ -91,6 +91,8 @@ pub(crate) struct NodeState {
     pub(crate) cut: Option<u64>,
     /// Reads and writes that wait for the owner: see [`Waiting`].
     waiting: Vec<Range<u64>>,
+    /// Counts reads of what is known under the lease. Caches above keep what they got.
+    pub(crate) reads: u64,
     /// Attributes changed under the exclusive lease; the owner learns of them with the next commit.
     pub(crate) held: AttrChanges,
     /// A read moved the access time; the owner does not know yet.
@@ -175,12 +177,10 @@ impl NodeState {
                     return;
                 }
             }
-            held => {
+            _ => {
                 self.answers = 1;
-                if held.is_none() {
-                    // No lease covered the time since the last one.
-                    self.map.forget();
-                }
+                // No lease covered the time since the last one.
+                self.map.forget();
             }
         }
         self.lease = Some(new);
@@ -324,6 +324,11 @@ impl NodeState {
         !self.yielding && !self.unsure && self.lease.is_some_and(|lease| lease.kind >= kind)
     }
 
+    /// Whether operations that would begin under the lease wait until it is given up.
+    pub(crate) fn is_yielding(&self) -> bool {
+        self.yielding && self.lease.is_some()
+    }
+
     /// A range with all reads and writes that wait for the owner, if there are any.
     pub(crate) fn waiting(&self) -> Option<Range<u64>> {
         let first = self.waiting.iter().map(|range| range.start).min()?;
@@ -396,6 +401,13 @@ impl Node {
         let is_over = || self.term.is_over() || state.notice.is_some_and(|notice| self.term.is_past(notice));
         state.unsure = state.lease.is_some() && is_over();
         state
+    }
+
+    /// Waits while the lease is being given up.
+    pub(crate) async fn yielded(&self) {
+        while self.lock().is_yielding() {
+            tokio::time::sleep(EVENTS_PAUSE).await;
+        }
     }
 
     /// Waits while the owner may have taken a lease that it recalls: soon it has the lease, or says that it took it.
@@ -516,5 +528,7 @@ mod tests {
         state.map.learn_empty();
         state.learn_lease(Some(LeaseGrant { seq: 2, ..grant(1) }));
         assert_eq!(state.map.known_end(0), u64::MAX, "the lease covered it all the time");
+        state.learn_lease(Some(grant(2)));
+        assert_eq!(state.map.known_end(0), 0, "the owner took the first lease unnoticed");
     }
 }

@@ -42,6 +42,8 @@ enum Lookup {
     End(Moment),
     /// The map at the offset is not known here.
     NoMap { generation: u64 },
+    /// The lease is about to be given up.
+    Yielding,
     /// The next bytes, as far as the map is known.
     Known(Snapshot),
 }
@@ -132,6 +134,12 @@ impl Client {
                     self.fetch_map(node, off, generation).await?;
                     continue;
                 }
+                Lookup::Yielding => {
+                    drop(reading);
+                    let _waits = Waiting::new(node, off..off.saturating_add(len as u64));
+                    node.yielded().await;
+                    continue;
+                }
             };
             let moment = snapshot.moment;
             let away = snapshot.pieces.iter().any(|piece| matches!(piece.content, Content::Tiered(..)));
@@ -170,7 +178,11 @@ impl Client {
 
     fn look(&self, node: &Node, off: u64, len: usize, access: ReadAccess) -> Lookup {
         let mut state = node.lock();
+        if state.is_yielding() {
+            return Lookup::Yielding;
+        }
         let Some(attr) = state.attr() else { return Lookup::NoMap { generation: state.map.generation() } };
+        state.reads += 1;
         let (lease, changes) = (state.lease.map(|lease| lease.id), state.dirty.changes());
         if off >= attr.size {
             return Lookup::End(Moment { lease, changes, is_last: true });

@@ -286,3 +286,43 @@ fn a_recall_does_not_wait_for_pages_of_a_write_that_waits_for_a_lease() {
         one.set_invalidate(None);
     });
 }
+
+/// A kernel in which a program reads right after the pages were dropped, before the client goes on.
+struct ReadsOn {
+    client: Client,
+    runtime: tokio::runtime::Handle,
+    pages: Mutex<Option<bytes::Bytes>>,
+}
+
+impl Invalidate for ReadsOn {
+    fn inode(&self, ino: Ino) {
+        *self.pages.lock().unwrap() = None;
+        let read = async { tokio::time::timeout(Duration::from_millis(100), self.client.read(ino, 0, 10)).await };
+        // A read that waits has its pages locked, and gets the content of later.
+        if let Ok(Ok(content)) = self.runtime.block_on(read) {
+            *self.pages.lock().unwrap() = Some(content);
+        }
+    }
+
+    fn entry(&self, _: Ino, _: &[u8]) {}
+}
+
+#[test]
+fn no_page_stays_that_was_read_while_a_lease_was_given_up() {
+    run("4+2", |world| async move {
+        let (one, two) = (world.client().await, world.client().await);
+        let ino = create(&two, "file").await;
+        two.write(ino, 0, &[1; 4]).await.unwrap();
+        two.fsync(ino).await.unwrap();
+        one.lookup(Ino::ROOT, b"file").await.unwrap();
+        assert_eq!(one.read(ino, 0, 10).await.unwrap(), [1; 4][..]);
+        let runtime = tokio::runtime::Handle::current();
+        let kernel = Arc::new(ReadsOn { client: one.clone(), runtime, pages: Mutex::default() });
+        one.set_invalidate(Some(kernel.clone()));
+        two.write(ino, 4, &[2; 4]).await.unwrap();
+        two.fsync(ino).await.unwrap();
+        let pages = kernel.pages.lock().unwrap().clone();
+        assert!(pages.as_ref().is_none_or(|pages| pages.len() == 8), "{pages:?}");
+        one.set_invalidate(None);
+    });
+}
