@@ -278,7 +278,7 @@ impl Drive {
         self.shared.corrupt_reads()
     }
 
-    /// Finishes accepted requests, writes an index checkpoint and stops. Later calls fail.
+    /// Finishes accepted requests, writes an index checkpoint and stops. Later calls fail, and the device is free for others.
     ///
     /// # Errors
     /// If the drive has failed or is closed already.
@@ -291,7 +291,13 @@ impl Drive {
             thread.join();
         }
         match closed {
-            Some(Ok(())) => Ok(()),
+            Some(Ok(())) => {
+                self.shared.note_closed();
+                if let Err(error) = self.files.direct.unlock() {
+                    tracing::warn!(drive = %self.shared.drive, %error, "the device of a closed drive stays locked");
+                }
+                Ok(())
+            }
             _ => Err(self.failed()),
         }
     }
@@ -508,7 +514,11 @@ impl DriveService for Drive {
     }
 
     fn health(&self) -> DriveHealth {
-        if self.shared.has_failed() { DriveHealth::Failed } else { DriveHealth::Up }
+        match (self.shared.has_failed(), self.shared.is_closed()) {
+            (true, _) => DriveHealth::Failed,
+            (false, true) => DriveHealth::Unreachable,
+            (false, false) => DriveHealth::Up,
+        }
     }
 
     fn stat(&self) -> DriveStat {

@@ -2,7 +2,7 @@
 //! users read are kept in the page cache; blocks that are moved bypass it and use pooled buffers.
 //!
 //! A shard may be moved or deleted, and its segment reused, during a read. So bytes are valid only if the index after
-//! the read still names the same place in the same generation of its segment.
+//! the read still names the same place in the same generation of its segment, and the drive is not closed.
 
 use std::io::{self, IoSliceMut};
 use std::os::fd::BorrowedFd;
@@ -123,6 +123,9 @@ impl Drive {
     /// Reads from a place, and checks that the shard was still there after the read.
     async fn attempt(&self, request: &GetShard, place: &Place, how: How) -> Result<ShardBlocks, Miss> {
         let read = self.read_place(request, place, how).await;
+        if self.shared.is_closed() {
+            return Err(Miss::Ended);
+        }
         if self.place(request) == Some(*place) { read } else { Err(Miss::Moved) }
     }
 

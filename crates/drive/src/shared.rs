@@ -77,6 +77,7 @@ pub(crate) struct Shared {
     index: RwLock<Index>,
     summary: Mutex<Summary>,
     failed: AtomicBool,
+    closed: AtomicBool,
     failure: Mutex<Option<String>>,
     host_full: AtomicBool,
     refused: Mutex<Option<Refused>>,
@@ -104,6 +105,7 @@ impl Shared {
             summary: Mutex::new(Summary::of(&index)),
             index: RwLock::new(index),
             failed: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
             failure: Mutex::new(None),
             host_full: AtomicBool::new(false),
             refused: Mutex::new(None),
@@ -148,6 +150,15 @@ impl Shared {
 
     pub(crate) fn has_failed(&self) -> bool {
         self.failed.load(Ordering::Acquire)
+    }
+
+    /// The device may be used by others from now on.
+    pub(crate) fn note_closed(&self) {
+        self.closed.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
     }
 
     /// Sets whether the filesystem that holds the drive is full.

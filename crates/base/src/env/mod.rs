@@ -106,6 +106,8 @@ pub trait File: Send + Sync {
     /// # Errors
     /// `WouldBlock` if another process holds it.
     fn try_lock(&self) -> io::Result<()>;
+    /// Gives the lock up.
+    fn unlock(&self) -> io::Result<()>;
     /// Whether it is a block device.
     fn is_device(&self) -> bool {
         false

@@ -196,6 +196,10 @@ impl File for RealFile {
         Ok(rustix::fs::flock(&self.file, FlockOperation::NonBlockingLockExclusive)?)
     }
 
+    fn unlock(&self) -> io::Result<()> {
+        Ok(rustix::fs::flock(&self.file, FlockOperation::Unlock)?)
+    }
+
     fn is_device(&self) -> bool {
         self.file.metadata().is_ok_and(|metadata| metadata.file_type().is_block_device())
     }

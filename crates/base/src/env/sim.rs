@@ -740,6 +740,13 @@ impl File for SimFile {
         Ok(())
     }
 
+    fn unlock(&self) -> io::Result<()> {
+        let mut disk = self.alive()?;
+        let inode = disk.inodes.get_mut(&self.inode).ok_or_else(missing)?;
+        inode.locked_by.take_if(|holder| *holder == self.handle);
+        Ok(())
+    }
+
     fn raw_fd(&self) -> Option<RawFd> {
         None
     }

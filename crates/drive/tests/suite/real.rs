@@ -10,7 +10,7 @@ use base::LedgerId;
 use base::env::{Caching, Env, OpenMode, spawn_thread};
 use base::units::MIB;
 use drive::{Drive, FormatDriveError, OpenDriveError, OpenOptions, PreferIo, ReadCache, fsck, inventory};
-use wire::drive::{DriveService, GetShardError, IoPath, PutShardError, ShardKey};
+use wire::drive::{DriveHealth, DriveService, GetShardError, IoPath, PutShardError, ShardKey};
 
 fn options(io: PreferIo, read_cache: ReadCache) -> OpenOptions {
     OpenOptions { io, read_cache, ..OpenOptions::new(CLUSTER) }
@@ -100,6 +100,25 @@ fn a_drive_is_opened_once_and_by_its_cluster_only() {
     let other = OpenOptions::new(base::ClusterId([1; 16]));
     assert!(matches!(open_with(&env, &path, &other), Err(OpenDriveError::OtherCluster { .. })));
     open(&env, &path).unwrap();
+}
+
+#[test]
+fn a_closed_drive_is_free_although_it_is_still_referred_to() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("drive");
+    let env = Env::real();
+    format(&env, &path, 32 * MIB);
+    let closed = open(&env, &path).unwrap();
+    block_on(closed.put(put(key(1), 2))).unwrap();
+    block_on(closed.close()).unwrap();
+    assert_eq!(closed.health(), DriveHealth::Unreachable);
+    let drive = open(&env, &path).unwrap();
+    assert_eq!(get(&drive, key(1), 0, 2).unwrap().bytes, content(key(1), 2));
+    assert!(get(&closed, key(1), 0, 2).is_err() && block_on(closed.put(put(key(2), 1))).is_err());
+    // The lock is not given up a second time.
+    assert!(block_on(closed.close()).is_err());
+    drop(closed);
+    assert!(matches!(open(&env, &path), Err(OpenDriveError::InUse { .. })));
 }
 
 #[test]

@@ -91,6 +91,9 @@ impl base::env::File for Full {
     fn try_lock(&self) -> std::io::Result<()> {
         Ok(())
     }
+    fn unlock(&self) -> std::io::Result<()> {
+        Ok(())
+    }
     fn raw_fd(&self) -> Option<std::os::fd::RawFd> {
         None
     }

@@ -89,6 +89,9 @@ impl File for OnDisk {
     fn try_lock(&self) -> std::io::Result<()> {
         self.alive()?.try_lock()
     }
+    fn unlock(&self) -> std::io::Result<()> {
+        self.alive()?.unlock()
+    }
     fn raw_fd(&self) -> Option<RawFd> {
         None
     }
