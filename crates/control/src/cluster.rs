@@ -417,7 +417,7 @@ impl DriveRecord {
 
 impl NodeRecord {
     /// Its rack, with the zone: racks of two zones may have one name.
-    fn rack(&self) -> (&str, &str) {
+    pub(crate) fn rack(&self) -> (&str, &str) {
         (&self.zone, &self.rack)
     }
 }

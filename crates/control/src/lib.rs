@@ -1,6 +1,7 @@
 //! What the cluster should be: nodes, drives, placement groups, filesystems and their groups, object stores, users and events, as
 //! records of the control ledger, and how one state of them leads to the next.
 
+mod absence;
 mod authority;
 mod change;
 mod clients;
@@ -18,6 +19,7 @@ mod stores;
 mod users;
 mod write_sets;
 
+pub use absence::WideAbsence;
 pub use authority::{Authority, AuthorityError, Issued, NewKey, key_of_request};
 pub use change::ControlChange;
 pub use clients::{ClientRecord, ClientRights};

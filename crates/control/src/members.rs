@@ -121,9 +121,12 @@ impl Plan {
     }
 
     /// Gives up drives that were away for too long, if others can take over positions of theirs, or have. A drive without which
-    /// data cannot be read is waited for, and one that can be read again stays.
+    /// data cannot be read is waited for, and one that can be read again stays. If too much is away, all stay.
     pub fn retire(&mut self, overdue: &[DriveId], seen: &Seen, owed: &Owed) -> Vec<DriveId> {
         let mut retired = Vec::new();
+        if self.next().wide_absence(seen).is_some() {
+            return retired;
+        }
         for id in overdue {
             let now = self.next();
             let is_back = seen.readable.contains(id);
@@ -210,7 +213,7 @@ impl Plan {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use base::env::Env;
     use base::{DriveUuid, NodeId, PgId};
     use layout::{FailureDomain, Spread};
@@ -233,7 +236,7 @@ mod tests {
     }
 
     /// A cluster with one filesystem over nodes with these numbers of drives.
-    fn cluster(nodes: &[u32], profile: &str) -> Cluster {
+    pub(crate) fn cluster(nodes: &[u32], profile: &str) -> Cluster {
         let mut plan = Plan::new(Cluster::new(Control::new_cluster(&Env::real())));
         for (number, drives) in (0..).zip(nodes) {
             let (zone, rack) = (String::new(), String::new());
@@ -241,7 +244,7 @@ mod tests {
             plan.set_node(NodeRecord { zone, rack, ..NodeRecord::new(id, format!("node-{number}")) });
             for _ in 0..*drives {
                 let next = plan.next_drive();
-                plan.set_drive(drive(next.0, number));
+                plan.set_drive(drive(next.0, id.0));
             }
         }
         let record = FilesystemRecord::new(plan.next_filesystem(), profile.parse().unwrap());
@@ -251,10 +254,10 @@ mod tests {
     }
 
     /// All drives work, except these.
-    fn seen_without(cluster: &Cluster, gone: &[u32]) -> Seen {
+    pub(crate) fn seen_without(cluster: &Cluster, gone: &[u32]) -> Seen {
         let up: BTreeSet<DriveId> =
             cluster.drives.keys().copied().filter(|id| !gone.contains(&id.0)).collect();
-        Seen { readable: up.clone(), up }
+        Seen { readable: up.clone(), up, ..Seen::default() }
     }
 
     fn members(cluster: &Cluster) -> BTreeSet<DriveId> {
@@ -324,6 +327,9 @@ mod tests {
             before.needs(DriveId(7), &seen_without(&before, &[0, 1]), &Owed::new()).is_some(),
             "it works, and has to"
         );
+        let unused = before.groups.keys().copied().collect();
+        let empty = Seen { unused, ..seen_without(&before, &[0, 1]) };
+        assert!(before.needs(DriveId(7), &empty, &Owed::new()).is_none(), "nothing is stored");
     }
 
     #[test]

@@ -16,6 +16,10 @@ pub struct Seen {
     pub up: BTreeSet<DriveId>,
     /// Drives that can be read.
     pub readable: BTreeSet<DriveId>,
+    /// Drives that come and go. No new data goes there where others suffice.
+    pub unsteady: BTreeSet<DriveId>,
+    /// Groups of former profiles in which nothing is stored.
+    pub unused: BTreeSet<PgId>,
 }
 
 /// Drives that are owed shards, by filesystem.
@@ -74,7 +78,8 @@ impl Cluster {
         self.filesystems.values().find(|record| {
             let owed = owed.get(&record.id).unwrap_or(&nothing);
             record.all_sets().any(|(profile, groups)| {
-                let mut concerned = self.groups_of(groups).filter(|group| uses(group, id));
+                let is_used = |group: &&PlacementGroup| uses(group, id) && !seen.unused.contains(&group.id);
+                let mut concerned = self.groups_of(groups).filter(is_used);
                 concerned.any(|group| seen.exposure(group, owed) > profile.m())
             })
         })

@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use base::{DriveId, PgId};
 use layout::{PlacementError, Profile};
 
-use crate::{Cluster, FilesystemRecord, Plan};
+use crate::{Cluster, FilesystemRecord, Plan, Seen};
 
 /// Divisor of the number of groups: with fewer than this part having all members up, data would be spread unevenly.
 const EVEN_PART: usize = 4;
@@ -95,17 +95,23 @@ impl Cluster {
 }
 
 impl Plan {
-    /// Profile and groups for new extents of a filesystem, while these drives are up. Plans groups if none fits.
+    /// Profile and groups for new extents of a filesystem, while these drives are up: without those that come and go, if the others
+    /// have room for the whole profile. Plans groups if none fits.
     ///
     /// # Errors
     /// If there are too few drives for the groups. There always are enough for those that are planned by themselves.
     pub fn write_set(
         &mut self,
         mut record: FilesystemRecord,
-        up: &BTreeSet<DriveId>,
+        seen: &Seen,
         patience: Patience,
         seed: u64,
     ) -> Result<WriteSet, PlacementError> {
+        let steady: BTreeSet<DriveId> = seen.up.difference(&seen.unsteady).copied().collect();
+        let up = match self.next().write_profile(&record, &steady) == Some(record.profile) {
+            true => &steady,
+            false => &seen.up,
+        };
         match choose_groups(&record, self.next(), up, patience) {
             Choice::Use(set) => Ok(set),
             Choice::Plan(profile) => {
@@ -205,13 +211,19 @@ mod tests {
 
         /// Plans groups if necessary. Returns the final choice, and whether groups were planned.
         fn settle(&mut self, up: &[u32], patience: Patience) -> (WriteSet, bool) {
-            let up: BTreeSet<DriveId> = up.iter().copied().map(DriveId).collect();
+            self.settle_with(up, &[], patience)
+        }
+
+        /// As [`World::settle`], while some of them come and go.
+        fn settle_with(&mut self, up: &[u32], unsteady: &[u32], patience: Patience) -> (WriteSet, bool) {
+            let ids = |drives: &[u32]| drives.iter().copied().map(DriveId).collect::<BTreeSet<DriveId>>();
+            let seen = Seen { up: ids(up), unsteady: ids(unsteady), ..Seen::default() };
             let mut plan = Plan::new(self.0.clone());
-            let set = plan.write_set(self.record().clone(), &up, patience, 1).unwrap();
+            let set = plan.write_set(self.record().clone(), &seen, patience, 1).unwrap();
             let planned = !plan.is_empty();
             self.0 = plan.into_next();
             let mut again = Plan::new(self.0.clone());
-            let next = again.write_set(self.record().clone(), &up, patience, 1).unwrap();
+            let next = again.write_set(self.record().clone(), &seen, patience, 1).unwrap();
             assert!(again.is_empty(), "planned twice for the same drives");
             assert_eq!(next, set);
             (set, planned)
@@ -266,6 +278,23 @@ mod tests {
         c.check(&[0, 1, 2, 3, 4, 5], Over, "4+2", true);
         c.check(&[0, 1, 2, 3, 4, 5], Over, "4+2", false);
         c.check(&[0, 1, 2, 3, 4], Over, "3+2", true);
+    }
+
+    #[test]
+    fn drives_that_come_and_go_are_spared_where_others_suffice() {
+        let all: Vec<u32> = (0..12).collect();
+        let mut c = cluster(12, "4+2");
+        let (set, planned) = c.settle_with(&all, &[0, 1], Left);
+        assert!(set.profile == c.record().profile && !planned, "{set:?}");
+        let spared = |c: &World, set: &WriteSet, drive: u32| {
+            set.groups.iter().all(|pg| !c.members(pg).contains(&DriveId(drive)))
+        };
+        assert!(spared(&c, &set, 0) && spared(&c, &set, 1));
+        let (set, _) = c.settle(&all, Left);
+        assert!(!spared(&c, &set, 0), "steady again");
+        let mut c = cluster(6, "4+2");
+        let (set, planned) = c.settle_with(&[0, 1, 2, 3, 4, 5], &[0], Over);
+        assert_eq!((set.profile.to_string().as_str(), planned), ("4+2", false), "nothing gets narrower for them");
     }
 
     #[test]

@@ -76,7 +76,7 @@ impl Cluster {
             let drives = self.now.drives.values().filter(|drive| readable.contains(&drive.state));
             drives.map(|drive| drive.id).collect()
         };
-        Seen { up: those(&[DriveState::Up]), readable: those(&[DriveState::Up, DriveState::Leaving]) }
+        Seen { up: those(&[DriveState::Up]), readable: those(&[DriveState::Up, DriveState::Leaving]), ..Seen::default() }
     }
 
     /// I9: the groups with more members in one failure domain than their rule allows.
@@ -312,11 +312,11 @@ impl ControlNode {
     /// Profile and groups of new extents.
     pub(crate) async fn write_set(&self, world: &World) -> WriteSet {
         let seed = self.dice.below(u64::MAX);
-        let up = world.cluster().seen().up;
+        let seen = world.cluster().seen();
         let patience = if self.is_patient.load(Ordering::Relaxed) { Patience::Left } else { Patience::Over };
         let decide = |plan: &mut Plan| -> Result<WriteSet, PlacementError> {
             let record = plan.next().filesystems.get(&FILESYSTEM).expect("the first boot made it").clone();
-            plan.write_set(record, &up, patience, seed)
+            plan.write_set(record, &seen, patience, seed)
         };
         let set = self.plan(world, decide).await.expect("enough drives are left");
         let crowded = world.cluster().crowded();

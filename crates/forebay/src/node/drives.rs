@@ -231,6 +231,11 @@ impl DriveEntry {
         }
     }
 
+    /// How often the drive had been opened when it was taken into use; 0 if it is not in use.
+    pub(super) fn incarnation(&self) -> u32 {
+        self.service.as_ref().map_or(0, |open| open.incarnation)
+    }
+
     pub(super) fn is_up(&self) -> bool {
         self.state() == "up"
     }

@@ -57,8 +57,8 @@ const CLOSE_DEADLINE: Duration = Duration::from_secs(8);
 /// twice the deadline of such a write.
 const SETTLE_MIN: Duration = Duration::from_secs(20);
 
-/// Divisor of the waits of packing and of the search for orphans; above 1 in tests only.
-fn haste() -> u32 {
+/// Divisor of the waits of packing, of the search for orphans and after a takeover; above 1 in tests only.
+pub(super) fn haste() -> u32 {
     let haste = std::env::var("FOREBAY_HASTE").ok().and_then(|text| text.parse().ok());
     haste.filter(|haste| *haste > 0).unwrap_or(1)
 }
@@ -474,15 +474,20 @@ impl FilesystemEntry {
         }
     }
 
-    /// Its record, with only those groups that have extents or may get some.
-    fn in_use(&self) -> FilesystemRecord {
-        let mut record = self.record.clone();
+    /// Groups of former profiles that have no extents and get none.
+    pub(super) fn unused(&self) -> Vec<PgId> {
         let used = self.packer.used_groups();
         let used = used.filter(|used| used.began_ns > self.others_written_ns + LATE_WRITES_NS);
-        if let Some(UsedGroups { groups, .. }) = used {
-            for set in &mut record.sets {
-                set.groups.retain(|group| groups.contains(group));
-            }
+        let Some(UsedGroups { groups, .. }) = used else { return Vec::new() };
+        let former = self.record.sets.iter().flat_map(|set| &set.groups);
+        former.filter(|group| !groups.contains(group)).copied().collect()
+    }
+
+    /// Its record, with only those groups that have extents or may get some.
+    fn in_use(&self) -> FilesystemRecord {
+        let (mut record, unused) = (self.record.clone(), BTreeSet::from_iter(self.unused()));
+        for set in &mut record.sets {
+            set.groups.retain(|group| !unused.contains(group));
         }
         record
     }

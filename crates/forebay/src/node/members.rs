@@ -175,6 +175,10 @@ impl Node {
                 info.state = "suspect".to_owned();
                 info.reason = Some("much slower than the others, spared where they suffice".to_owned());
             }
+            if entry.is_up() && state.unsteady.contains(id) {
+                info.state = "suspect".to_owned();
+                info.reason = Some("it came and went, so it gets no new data where others suffice".to_owned());
+            }
             info
         };
         state.drives.iter().map(&mut info).collect()

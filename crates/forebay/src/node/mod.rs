@@ -41,7 +41,7 @@ mod tiers;
 mod users;
 mod why;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -176,6 +176,8 @@ struct State {
     map: ClusterMap,
     watch: Watch,
     meta_dirs: MetaDirs,
+    /// Drives that come and go.
+    unsteady: BTreeSet<DriveId>,
 }
 
 /// What the start of a node has opened.

@@ -4,7 +4,7 @@
 //! Each step compares the present state with the wanted state, so that a restart continues where the last process
 //! ended.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Weak;
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use tokio::sync::watch;
 
 use super::Node;
 use super::drives::DriveEntry;
-use super::filesystems::FilesystemEntry;
+use super::filesystems::{FilesystemEntry, haste};
 use super::history::Reported;
 
 const TICK: Duration = Duration::from_secs(1);
@@ -27,6 +27,12 @@ const OWNER_PATIENCE: Duration = Duration::from_secs(5);
 /// How long a new owner waits for the first word of nodes that are not reached, and of any node.
 const LOOK_MIN: Duration = Duration::from_secs(3);
 const LOOK_MAX: Duration = Duration::from_secs(10);
+/// A drive that was lost so often in so long a time comes and goes, until it was there for so long.
+const LOSSES_MAX: usize = 3;
+const LOSSES_NS: u64 = 600_000_000_000;
+const STEADY_NS: u64 = 300_000_000_000;
+/// How long a node that has taken over gives up nothing.
+const TAKEOVER_NS: u64 = 300_000_000_000;
 /// Groups that move at a time while a filesystem is being balanced.
 const BALANCED_AT_ONCE: usize = 16;
 /// Interval at which the progress of the scrub is recorded.
@@ -35,12 +41,20 @@ const MARK_EVERY_NS: u64 = 600_000_000_000;
 pub(crate) const REOPEN_NS: u64 = 1_000_000_000;
 pub(crate) const REOPEN_NS_MAX: u64 = 30_000_000_000;
 
+fn hastened(wait_ns: u64) -> u64 {
+    wait_ns / u64::from(haste())
+}
+
 /// State of the monitor. Times are of the boot clock.
 #[derive(Default)]
 struct Seen {
-    states: BTreeMap<DriveId, &'static str>,
+    /// The state of each drive, and how often it had been opened.
+    states: BTreeMap<DriveId, (&'static str, u32)>,
     changed_ns: u64,
     down_since_ns: BTreeMap<DriveId, u64>,
+    /// When drives were lost lately.
+    losses: BTreeMap<DriveId, Vec<u64>>,
+    unsteady: BTreeSet<DriveId>,
     /// Time of the next attempt to open a missing drive, and the pause after it.
     reopen: BTreeMap<DriveId, (u64, u64)>,
     /// Time when the progress of the scrub was last recorded.
@@ -51,8 +65,8 @@ struct Seen {
 impl Seen {
     /// Notes the states of the drives. Returns whether one changed.
     fn look(&mut self, drives: &BTreeMap<DriveId, DriveEntry>, now_ns: u64) -> bool {
-        let states: BTreeMap<DriveId, &'static str> =
-            drives.iter().map(|(id, entry)| (*id, entry.state())).collect();
+        let state_of = |entry: &DriveEntry| (entry.state(), entry.incarnation());
+        let states: BTreeMap<_, _> = drives.iter().map(|(id, entry)| (*id, state_of(entry))).collect();
         for (id, entry) in drives {
             if entry.is_readable() || entry.record.state == DriveState::Out {
                 self.down_since_ns.remove(id);
@@ -63,14 +77,35 @@ impl Seen {
         if states == self.states {
             return false;
         }
-        for (id, state) in &states {
-            let before = self.states.get(id).copied();
-            if before.is_some_and(|before| before != *state) {
+        for (id, (state, incarnation)) in &states {
+            let Some((before, opened)) = self.states.get(id).copied() else { continue };
+            if before != *state {
                 tracing::warn!(drive = %id, before, state, "drive changed its state");
+            }
+            // It may have been away between two looks.
+            if before != "missing" && (*state == "missing" || *incarnation != opened) {
+                self.note_loss(*id, now_ns);
             }
         }
         (self.states, self.changed_ns) = (states, now_ns);
         true
+    }
+
+    fn note_loss(&mut self, id: DriveId, now_ns: u64) {
+        let losses = self.losses.entry(id).or_default();
+        losses.retain(|lost_ns| now_ns.saturating_sub(*lost_ns) < hastened(LOSSES_NS));
+        losses.push(now_ns);
+        if losses.len() >= LOSSES_MAX && self.unsteady.insert(id) {
+            tracing::warn!(drive = %id, losses = losses.len(), "drive comes and goes: new data goes elsewhere");
+        }
+    }
+
+    /// Drives that come and go.
+    fn unsteady(&mut self, now_ns: u64) -> &BTreeSet<DriveId> {
+        let Self { unsteady, losses, .. } = self;
+        let last_ns = |id: &DriveId| losses.get(id).and_then(|lost| lost.last()).copied().unwrap_or(0);
+        unsteady.retain(|id| now_ns.saturating_sub(last_ns(id)) < hastened(STEADY_NS));
+        unsteady
     }
 }
 
@@ -95,9 +130,16 @@ impl Node {
         self.reopen_missing(seen).await?;
         self.follow_drives_elsewhere().await?;
         let now = self.env.clock.boot_ns();
-        if seen.look(&self.state.lock().await.drives, now) {
-            self.publish(&mut *self.state.lock().await);
+        let mut state = self.state.lock().await;
+        if seen.look(&state.drives, now) {
+            self.publish(&mut state);
         }
+        state.unsteady.clone_from(seen.unsteady(now));
+        if state.cluster.wide_absence(&state.seen()).is_some() {
+            // What is left of it later is waited for anew.
+            seen.down_since_ns.values_mut().for_each(|since| *since = now);
+        }
+        drop(state);
         self.follow_drives(seen, now).await?;
         let waited = now.saturating_sub(seen.changed_ns) >= NARROW_AFTER_NS;
         let patience = if waited { Patience::Over } else { Patience::Left };
@@ -172,6 +214,10 @@ impl Node {
         let overdue =
             seen.down_since_ns.iter().filter(|(_, since)| now_ns.saturating_sub(**since) >= limit_ns);
         let mut overdue: Vec<DriveId> = overdue.map(|(id, _)| *id).collect();
+        let since_takeover_ns = now_ns.saturating_sub(self.started_ns);
+        if self.seat.is_some() && since_takeover_ns < hastened(TAKEOVER_NS) {
+            overdue.clear();
+        }
         if !overdue.is_empty() {
             let now_s = self.env.clock.wall_ns() / 1_000_000_000;
             let state = self.state.lock().await;
@@ -258,15 +304,15 @@ impl Node {
     /// Chooses the groups of every filesystem, and plans groups that are missing.
     async fn update_write_sets(&self, patience: Patience) -> Result<()> {
         let seed = self.env.random.next_u64();
-        let (up, mut trial) = {
+        let (seen, mut trial) = {
             let state = self.state.lock().await;
-            (state.seen().up, Plan::new(state.cluster.clone()))
+            (state.seen(), Plan::new(state.cluster.clone()))
         };
         let decide = |plan: &mut Plan| -> Result<Vec<(u32, WriteSet)>> {
             let records: Vec<_> = plan.next().filesystems.values().cloned().collect();
             let sets = records.into_iter().map(|record| {
                 let id = record.id;
-                Ok((id, plan.write_set(record, &up, patience, seed)?))
+                Ok((id, plan.write_set(record, &seen, patience, seed)?))
             });
             sets.collect()
         };

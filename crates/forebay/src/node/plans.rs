@@ -9,7 +9,7 @@ use control::{Cluster, ControlView, FilesystemRecord, Owed, Plan, Seen};
 use futures_util::future::join_all;
 
 use super::drives::DriveEntry;
-use super::filesystems::{Asker, Told};
+use super::filesystems::{Asker, FilesystemEntry, Told};
 use super::local_drives::LocalDrives;
 use super::management::{apply_upkeep, failed, no_filesystem};
 use super::tiers::entry_of;
@@ -20,13 +20,14 @@ pub(super) fn seen(drives: &BTreeMap<DriveId, DriveEntry>) -> Seen {
     let those = |is: fn(&DriveEntry) -> bool| {
         drives.iter().filter(|(_, entry)| is(entry)).map(|(id, _)| *id).collect()
     };
-    Seen { up: those(DriveEntry::is_up), readable: those(DriveEntry::is_readable) }
+    Seen { up: those(DriveEntry::is_up), readable: those(DriveEntry::is_readable), ..Seen::default() }
 }
 
 impl State {
     /// The condition of the drives now.
     pub(super) fn seen(&self) -> Seen {
-        seen(&self.drives)
+        let unused = self.filesystems.values().flat_map(FilesystemEntry::unused).collect();
+        Seen { unsteady: self.unsteady.clone(), unused, ..seen(&self.drives) }
     }
 
     /// Takes over the records of the cluster. A drive that is new counts as missing until the monitor opens it.

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use admin::{DriveInfo, FilesystemInfo, MetaCopyInfo};
 use base::units::format_duration;
+use control::WideAbsence;
 
 use super::damage::lost_data;
 use super::limits::shortage_text;
@@ -18,6 +19,8 @@ pub(super) struct NextSteps {
     members: BTreeSet<u32>,
     /// Nodes in maintenance, and the seconds that are left.
     maintenance_s: BTreeMap<u32, u64>,
+    /// Too much is away for the cluster to give it up by itself.
+    absence: Option<WideAbsence>,
 }
 
 impl Node {
@@ -26,12 +29,23 @@ impl Node {
         let now_s = self.env.clock.wall_ns() / 1_000_000_000;
         let nodes = state.cluster.nodes.values();
         let left = nodes.filter_map(|node| Some((node.id.0, node.maintenance_left_s(now_s)?)));
-        NextSteps { out_after: self.out_after, members: members.collect(), maintenance_s: left.collect() }
+        NextSteps {
+            out_after: self.out_after,
+            members: members.collect(),
+            maintenance_s: left.collect(),
+            absence: state.cluster.wide_absence(&state.seen()),
+        }
     }
 }
 
 fn drive_problems(drives: &[DriveInfo], steps: &NextSteps) -> Vec<String> {
-    let mut problems = Vec::new();
+    let absence = steps.absence.iter().map(|absence| {
+        format!(
+            "{absence}: look for the one cause of it; what is lost for good you have to give up yourself (forebay drive \
+             remove DIR ID --force)"
+        )
+    });
+    let mut problems: Vec<String> = absence.collect();
     // A drive that is out, and that no group needs, is no problem.
     let matters = |drive: &&DriveInfo| drive.state != "up" && (drive.state != "out" || drive.groups > 0);
     for drive in drives.iter().filter(matters) {
@@ -75,9 +89,10 @@ fn drive_problems(drives: &[DriveInfo], steps: &NextSteps) -> Vec<String> {
 /// Advice for a drive that does not serve.
 fn next_step(drive: &DriveInfo, steps: &NextSteps) -> String {
     let (id, after) = (drive.id, format_duration(steps.out_after.as_secs()));
-    let others = match steps.maintenance_s.get(&drive.node) {
-        None => format!("after {after} away, drives to spare take over what it held"),
-        Some(left) => format!(
+    let others = match (steps.maintenance_s.get(&drive.node), &steps.absence) {
+        (None, None) => format!("after {after} away, drives to spare take over what it held"),
+        (None, Some(_)) => "nobody takes over what it held by itself".to_owned(),
+        (Some(left), _) => format!(
             "its node is in maintenance, and nobody takes over what it held for {} more",
             format_duration(*left)
         ),
@@ -208,7 +223,7 @@ mod tests {
     fn check(drives: &[DriveInfo], members: &[u32], said: &[&str], not_said: &str) {
         let members = members.iter().copied().collect();
         let maintenance_s = BTreeMap::from([(9, 7200)]);
-        let steps = NextSteps { out_after: Duration::from_secs(600), members, maintenance_s };
+        let steps = NextSteps { out_after: Duration::from_secs(600), members, maintenance_s, absence: None };
         let problems = drive_problems(drives, &steps);
         assert_eq!(problems.is_empty(), said.is_empty(), "{problems:?}");
         let text = problems.join("\n");

@@ -481,7 +481,9 @@ impl Node {
             place: OwnerPlace { here: OWNER, is_all: true },
         };
         let filesystems = open_filesystems(&parts, served.collect()).await?;
-        let state = State { drives, filesystems, cluster: records, taken: Seq(0), map, watch, meta_dirs };
+        let unsteady = BTreeSet::new();
+        let state =
+            State { drives, filesystems, cluster: records, taken: Seq(0), map, watch, meta_dirs, unsteady };
         let node = Self::assemble(NodeParts {
             audit: Arc::new(AuditLog::start(&env, &dir.audit())),
             env,

@@ -1,0 +1,97 @@
+#!/usr/bin/env bash
+# Machines that come and go, that stay away, and so many at once that a person has to decide.
+LIMIT_S=$([ "${FOREBAY_TEST_LONG:-0}" = 1 ] && echo 900 || echo 240)
+source "$(dirname "$0")/../lib.sh"
+[ "$PLAIN" = 1 ] && exit 0
+source "$(dirname "$0")/../machines.sh"
+
+# Seconds until others take over what a drive held.
+OUT_S=5
+
+begin() {
+    local node token
+    for node in 1 2 3; do wait_until 30 etcd_answers "$node"; done
+    for node in "${NODES[@]}"; do echo "$WORK/$node" >>"$WORK/.nodes"; done
+    on 1 timeout 120 "$FOREBAY" start "$WORK/1" --log "$ENGINE?prefix=test" --drives 2 --drive-size 512MiB --profile r2 \
+        --memory "$MEMORY" --address "$(address 1)" --no-s3 </dev/null
+    token=$(on 1 "$FOREBAY" token create "$WORK/1" --uses 3)
+    for node in 2 3 4; do
+        on "$node" timeout 120 "$FOREBAY" join "$token" "$WORK/$node" --drives 2 --drive-size 512MiB --name "n$node" </dev/null
+    done
+    # Any of them may come to own the metadata.
+    for node in "${NODES[@]}"; do
+        on "$node" timeout 60 "$FOREBAY" stop "$WORK/$node" </dev/null
+        member_start "$node" --out-after "$OUT_S"
+    done
+    wait_until 60 healthy 1
+    wait_until 30 mounted 1
+    stage_tree 300 "$WORK/tree"
+    cp -a "$WORK/tree" "$WORK/1/mnt/tree"
+    sync_files "$WORK/1/mnt/tree"
+}
+
+# drives_are NODE STATE: whether all drives of a node are in a state, as seen at the first.
+drives_are() {
+    status 1 | jq -e --argjson node $(($1 - 1)) --arg state "$2" '[.drives[] | select(.node == $node) | .state == $state] | length == 2 and all' >/dev/null
+}
+shards() { status 1 | jq --argjson node $(($1 - 1)) '[.drives[] | select(.node == $node) | .shards] | add'; }
+
+# A node that was lost three times gets no new data for a while.
+comes_and_goes() {
+    local round before at
+    for ((round = 0; round < 3; round++)); do
+        kill -KILL "$(member_pid 4)"
+        wait_until 20 drives_are 4 missing
+        member_start 4 --out-after "$OUT_S"
+        wait_until 20 not drives_are 4 missing
+    done
+    wait_until 5 drives_are 4 suspect
+    status 1 | jq -e '[.problems[] | select(contains("came and went"))] | length == 2'
+    wait_until 5 nothing_owed
+    before=$(shards 4)
+    # Many files, so that each placement group that is in use would get some.
+    mkdir "$WORK/1/mnt/spared"
+    for at in {1..60}; do head -c 100000 /dev/urandom >"$WORK/1/mnt/spared/$at"; done
+    sync_files "$WORK/1/mnt/spared"
+    [ "$(shards 4)" -le "$before" ]
+    wait_until 30 healthy 1
+    drives_are 4 up
+}
+nothing_owed() { status 1 | jq -e 'all(.filesystems[]; .owed_shards == 0)' >/dev/null; }
+
+# Half of the drives are away: they are waited for.
+too_many() {
+    local node
+    for node in 3 4; do kill -KILL "$(member_pid "$node")"; done
+    wait_until 20 drives_are 4 missing
+    sleep $((OUT_S + 12))
+    drives_are 3 missing
+    drives_are 4 missing
+    status 1 | jq -e '.problems | map(contains("4 of 8 drives are away at once")) | any'
+    status 1 | jq -e '.problems | map(contains("nobody takes over what it held by itself")) | any'
+    for node in 3 4; do member_start "$node" --out-after "$OUT_S"; done
+    wait_until 60 healthy 1
+    same_tree "$WORK/tree" "$WORK/1/mnt/tree"
+}
+
+# One machine stays away: others take over what it held.
+stays_away() {
+    machine_kill 4
+    wait_until 40 drives_are 4 out
+    wait_until 60 is_whole
+    same_tree "$WORK/tree" "$WORK/1/mnt/tree"
+    # The loss of another one costs nothing now.
+    kill -KILL "$(member_pid 3)"
+    wait_until 20 drives_are 3 missing
+    same_tree "$WORK/tree" "$WORK/1/mnt/tree"
+    member_start 3 --out-after "$OUT_S"
+    wait_until 60 is_whole
+}
+is_whole() { status 1 | jq -e '.state == "healthy" and all(.drives[]; .groups == 0 or .state == "up")' >/dev/null; }
+
+machines_begin
+for node in 1 2 3; do etcd_start "$node"; done
+check "four machines" begin || exit 1
+check "a node that comes and goes gets no new data for a while" comes_and_goes
+check "half of the drives are away, and are waited for" too_many
+check "a machine stays away, and others take over" stays_away
