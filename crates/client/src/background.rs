@@ -260,8 +260,7 @@ impl Client {
         };
         let (mut round, mut invalidated) = (0, None);
         while round < FLUSH_ROUNDS {
-            // A writer that never pauses would always have dirty data, and a reader would always fill caches above anew, so
-            // operations that begin wait from the second round on.
+            // A writer that never pauses would always have dirty data, so new writes wait from the second round on.
             node.lock().yielding = round > 0;
             if let Err(error) = self.flush_for_recall(&node).await {
                 tracing::error!(ino = %lease.ino, %error, "data could not be written before giving up a lease");
@@ -277,6 +276,8 @@ impl Client {
                     let mut state = node.lock();
                     // Caches above must not keep attributes that they read from now on.
                     state.recalled = true;
+                    // A reader that never pauses would fill them anew each time.
+                    state.holds_reads = round > 0;
                     state.reads
                 };
                 if invalidated.replace(reads) != Some(reads) {
@@ -289,7 +290,6 @@ impl Client {
             }
             round += 1;
         }
-        node.lock().yielding = false;
         tracing::error!(ino = %lease.ino, "lease could not be given up: its data keeps becoming dirty");
     }
 
@@ -320,6 +320,7 @@ impl Client {
         invalidated: Option<u64>,
     ) -> bool {
         let mut state = node.lock();
+        state.holds_reads = false;
         if state.is_behind() || invalidated.is_some_and(|reads| state.reads != reads) {
             return false;
         }

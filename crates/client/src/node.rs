@@ -93,6 +93,8 @@ pub(crate) struct NodeState {
     waiting: Vec<Range<u64>>,
     /// Counts reads of what is known under the lease. Caches above keep what they got.
     pub(crate) reads: u64,
+    /// Reads wait, while caches above are invalidated and the lease is given up.
+    pub(crate) holds_reads: bool,
     /// Attributes changed under the exclusive lease; the owner learns of them with the next commit.
     pub(crate) held: AttrChanges,
     /// A read moved the access time; the owner does not know yet.
@@ -324,11 +326,6 @@ impl NodeState {
         !self.yielding && !self.unsure && self.lease.is_some_and(|lease| lease.kind >= kind)
     }
 
-    /// Whether operations that would begin under the lease wait until it is given up.
-    pub(crate) fn is_yielding(&self) -> bool {
-        self.yielding && self.lease.is_some()
-    }
-
     /// A range with all reads and writes that wait for the owner, if there are any.
     pub(crate) fn waiting(&self) -> Option<Range<u64>> {
         let first = self.waiting.iter().map(|range| range.start).min()?;
@@ -403,9 +400,9 @@ impl Node {
         state
     }
 
-    /// Waits while the lease is being given up.
-    pub(crate) async fn yielded(&self) {
-        while self.lock().is_yielding() {
+    /// Waits while reads may not begin.
+    pub(crate) async fn may_read(&self) {
+        while self.lock().holds_reads {
             tokio::time::sleep(EVENTS_PAUSE).await;
         }
     }

@@ -42,8 +42,8 @@ enum Lookup {
     End(Moment),
     /// The map at the offset is not known here.
     NoMap { generation: u64 },
-    /// The lease is about to be given up.
-    Yielding,
+    /// The lease is just being given up.
+    Held,
     /// The next bytes, as far as the map is known.
     Known(Snapshot),
 }
@@ -134,10 +134,10 @@ impl Client {
                     self.fetch_map(node, off, generation).await?;
                     continue;
                 }
-                Lookup::Yielding => {
+                Lookup::Held => {
                     drop(reading);
                     let _waits = Waiting::new(node, off..off.saturating_add(len as u64));
-                    node.yielded().await;
+                    node.may_read().await;
                     continue;
                 }
             };
@@ -178,8 +178,8 @@ impl Client {
 
     fn look(&self, node: &Node, off: u64, len: usize, access: ReadAccess) -> Lookup {
         let mut state = node.lock();
-        if state.is_yielding() {
-            return Lookup::Yielding;
+        if state.holds_reads {
+            return Lookup::Held;
         }
         let Some(attr) = state.attr() else { return Lookup::NoMap { generation: state.map.generation() } };
         state.reads += 1;

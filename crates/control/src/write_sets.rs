@@ -294,7 +294,11 @@ mod tests {
         assert!(!spared(&c, &set, 0), "steady again");
         let mut c = cluster(6, "4+2");
         let (set, planned) = c.settle_with(&[0, 1, 2, 3, 4, 5], &[0], Over);
-        assert_eq!((set.profile.to_string().as_str(), planned), ("4+2", false), "nothing gets narrower for them");
+        assert_eq!(
+            (set.profile.to_string().as_str(), planned),
+            ("4+2", false),
+            "nothing gets narrower for them"
+        );
     }
 
     #[test]

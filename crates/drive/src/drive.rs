@@ -514,11 +514,7 @@ impl DriveService for Drive {
     }
 
     fn health(&self) -> DriveHealth {
-        match (self.shared.has_failed(), self.shared.is_closed()) {
-            (true, _) => DriveHealth::Failed,
-            (false, true) => DriveHealth::Unreachable,
-            (false, false) => DriveHealth::Up,
-        }
+        self.shared.health()
     }
 
     fn stat(&self) -> DriveStat {

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use base::{DriveId, DriveUuid};
-use wire::drive::{DriveMark, ShardKey};
+use wire::drive::{DriveHealth, DriveMark, ShardKey};
 
 use crate::admission::Admission;
 use crate::engine::append::HeaderBlocks;
@@ -159,6 +159,14 @@ impl Shared {
 
     pub(crate) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn health(&self) -> DriveHealth {
+        match (self.has_failed(), self.is_closed()) {
+            (true, _) => DriveHealth::Failed,
+            (false, true) => DriveHealth::Unreachable,
+            (false, false) => DriveHealth::Up,
+        }
     }
 
     /// Sets whether the filesystem that holds the drive is full.

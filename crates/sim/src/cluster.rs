@@ -76,7 +76,11 @@ impl Cluster {
             let drives = self.now.drives.values().filter(|drive| readable.contains(&drive.state));
             drives.map(|drive| drive.id).collect()
         };
-        Seen { up: those(&[DriveState::Up]), readable: those(&[DriveState::Up, DriveState::Leaving]), ..Seen::default() }
+        Seen {
+            up: those(&[DriveState::Up]),
+            readable: those(&[DriveState::Up, DriveState::Leaving]),
+            ..Seen::default()
+        }
     }
 
     /// I9: the groups with more members in one failure domain than their rule allows.

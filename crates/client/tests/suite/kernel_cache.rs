@@ -297,7 +297,8 @@ struct ReadsOn {
 impl Invalidate for ReadsOn {
     fn inode(&self, ino: Ino) {
         *self.pages.lock().unwrap() = None;
-        let read = async { tokio::time::timeout(Duration::from_millis(100), self.client.read(ino, 0, 10)).await };
+        let read =
+            async { tokio::time::timeout(Duration::from_millis(100), self.client.read(ino, 0, 10)).await };
         // A read that waits has its pages locked, and gets the content of later.
         if let Ok(Ok(content)) = self.runtime.block_on(read) {
             *self.pages.lock().unwrap() = Some(content);

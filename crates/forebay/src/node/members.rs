@@ -177,7 +177,8 @@ impl Node {
             }
             if entry.is_up() && state.unsteady.contains(id) {
                 info.state = "suspect".to_owned();
-                info.reason = Some("it came and went, so it gets no new data where others suffice".to_owned());
+                info.reason =
+                    Some("it came and went, so it gets no new data where others suffice".to_owned());
             }
             info
         };
