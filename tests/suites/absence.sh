@@ -6,7 +6,7 @@ source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../machines.sh"
 
 # Seconds until others take over what a drive held.
-OUT_S=5
+OUT_S=12
 
 begin() {
     local node token
@@ -32,8 +32,9 @@ begin() {
 
 # drives_are NODE STATE: whether all drives of a node are in a state, as seen at the first.
 drives_are() {
-    status 1 | jq -e --argjson node $(($1 - 1)) --arg state "$2" '[.drives[] | select(.node == $node) | .state == $state] | length == 2 and all' >/dev/null
+    status 1 | jq -e --argjson node $(($1 - 1)) --arg state "$2" '[.drives[] | select(.node == $node) | .state == $state] | length > 0 and all' >/dev/null
 }
+serves() { drives_are "$1" up || drives_are "$1" suspect; }
 shards() { status 1 | jq --argjson node $(($1 - 1)) '[.drives[] | select(.node == $node) | .shards] | add'; }
 
 # A node that was lost three times gets no new data for a while.
@@ -43,7 +44,7 @@ comes_and_goes() {
         kill -KILL "$(member_pid 4)"
         wait_until 20 drives_are 4 missing
         member_start 4 --out-after "$OUT_S"
-        wait_until 20 not drives_are 4 missing
+        wait_until 30 serves 4
     done
     wait_until 5 drives_are 4 suspect
     status 1 | jq -e '[.problems[] | select(contains("came and went"))] | length == 2'
@@ -59,12 +60,34 @@ comes_and_goes() {
 }
 nothing_owed() { status 1 | jq -e 'all(.filesystems[]; .owed_shards == 0)' >/dev/null; }
 
+# A drive is put into another machine: it serves there with what it has, and nothing is rebuilt.
+moves_house() {
+    local drive groups
+    drive=$(status 1 | jq '[.drives[] | select(.node == 3)][0].id')
+    groups=$(status 1 | jq --argjson id "$drive" '.drives[] | select(.id == $id).groups')
+    expect_fail "in use: node=3" on 3 "$FOREBAY" drive add "$WORK/3" --path "$WORK/4/drives/$drive.img"
+    on 4 timeout 60 "$FOREBAY" stop "$WORK/4" </dev/null
+    mv "$WORK/4/drives/$drive.img" "$WORK/3/came.img"
+    on 3 "$FOREBAY" drive add "$WORK/3" --path "$WORK/3/came.img" --json |
+        jq -e --argjson id "$drive" --argjson groups "$groups" '.id == $id and .node == 2 and .state == "up" and .groups == $groups'
+    # With all but that one of the other machine's drives, everything is readable.
+    same_tree "$WORK/tree" "$WORK/1/mnt/tree"
+    member_start 4 --out-after "$OUT_S"
+    wait_until 60 healthy 1
+    [ "$(status 1 | jq --argjson id "$drive" '[.drives[] | select(.node == 2)] | length')" = 3 ]
+    # Also after the next start.
+    on 3 timeout 60 "$FOREBAY" stop "$WORK/3" </dev/null
+    member_start 3 --out-after "$OUT_S"
+    wait_until 60 healthy 1
+}
+
 # Half of the drives are away: they are waited for.
 too_many() {
     local node
     for node in 3 4; do kill -KILL "$(member_pid "$node")"; done
     wait_until 20 drives_are 4 missing
-    sleep $((OUT_S + 12))
+    # Also longer than an owner waits that has just taken over.
+    sleep $((OUT_S + 11))
     drives_are 3 missing
     drives_are 4 missing
     status 1 | jq -e '.problems | map(contains("4 of 8 drives are away at once")) | any'
@@ -93,5 +116,6 @@ machines_begin
 for node in 1 2 3; do etcd_start "$node"; done
 check "four machines" begin || exit 1
 check "a node that comes and goes gets no new data for a while" comes_and_goes
+check "a drive moves to another machine" moves_house
 check "half of the drives are away, and are waited for" too_many
 check "a machine stays away, and others take over" stays_away

@@ -84,8 +84,7 @@ rights() {
     not cat "$WORK/users/mnt/secret"
     not touch "$WORK/users/mnt/by-root"
     not rm -f "$WORK/users/mnt/open/shared"
-    as_user 1000 users sh -c 'echo mine >open/mine && chmod 640 open/mine'
-    sync "$WORK/users/mnt/open/mine"
+    as_user 1000 users sh -c 'echo mine >open/mine && chmod 640 open/mine && sync open/mine'
     [ "$(stat -c '%u %a' "$WORK/1/mnt/open/mine")" = "1000 640" ]
     not as_user 1001 users cat open/mine
     [ "$(as_user 1000 users cat open/mine)" = mine ]

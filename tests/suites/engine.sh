@@ -43,12 +43,13 @@ voters() {
 }
 
 # Ports are in use: the command says so, and the next try begins anew.
+listens() { on 1 timeout 2 bash -c "exec 3<>/dev/tcp/$(address "$1")/7742" 2>/dev/null; }
 refused() {
     local node worked=0
     for node in 2 3; do
         on "$node" python3 -m http.server --bind "$(address "$node")" 7742 >/dev/null 2>&1 &
     done
-    sleep 1
+    for node in 2 3; do wait_until 20 listens "$node"; done
     expect_fail "no engine could be made: node 1 .*address already in use" on 1 timeout 150 "$FOREBAY" log move "$WORK/1" etcd || worked=1
     pkill -f "http.server --bind"
     [ "$(log_at 2)" = files ]
@@ -165,7 +166,7 @@ replaced() {
     wait_until 90 healthy_again 4
 }
 # Drives that were removed are still shown.
-healthy_again() { status "$1" | jq -e '.state == "healthy" and all(.filesystems[]; .owed_shards == 0) and all(.drives[] | select(.node != 1); .state == "up")' >/dev/null; }
+healthy_again() { status "$1" | jq -e '.state == "healthy" and all(.filesystems[]; .owed_shards == 0) and all(.drives[] | select(.node != 1); .state == "up" or .state == "suspect")' >/dev/null; }
 drives_are_out() { status 1 | jq -e 'all(.drives[] | select(.node == 1); .state == "out" and .groups == 0)' >/dev/null; }
 removed() { on 1 "$FOREBAY" node remove "$WORK/1" 1 </dev/null; }
 knows_members() { grep -q "$(address 4):7741" "$WORK/$1/identity/membership.json" && ! grep -q "$(address 2):7741" "$WORK/$1/identity/membership.json"; }

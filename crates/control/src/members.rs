@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use base::{DriveId, Epoch};
+use base::{DriveId, Epoch, NodeId};
 use layout::{
     DriveState, PlacementError, PlacementGroup, Profile, Rebuilding, balance_groups, replace_members,
 };
@@ -78,6 +78,13 @@ impl Plan {
     pub fn set_drive_state(&mut self, id: DriveId, state: DriveState) {
         if let Some(drive) = self.next().drives.get(&id).filter(|drive| drive.state != state) {
             self.set_drive(DriveRecord { state, ..drive.clone() });
+        }
+    }
+
+    /// A drive is in another machine now. It keeps its positions and what it holds.
+    pub fn move_drive(&mut self, id: DriveId, node: NodeId) {
+        if let Some(drive) = self.next().drives.get(&id).cloned() {
+            self.set_drive(DriveRecord { node, ..drive });
         }
     }
 
@@ -215,7 +222,7 @@ impl Plan {
 #[cfg(test)]
 pub(crate) mod tests {
     use base::env::Env;
-    use base::{DriveUuid, NodeId, PgId};
+    use base::{DriveUuid, PgId};
     use layout::{FailureDomain, Spread};
     use wire::drive::DriveMark;
 

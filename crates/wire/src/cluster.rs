@@ -238,6 +238,11 @@ pub enum HostRequest {
     Engine,
     /// The last entry in each of its local stores. The engine is not asked. Answer: `Stored`.
     Stored,
+    /// Notes where a drive of the cluster is, if one is there. Answer: `Located`.
+    Locate {
+        /// Device or file.
+        path: String,
+    },
 }
 
 /// A member of an engine that a node is to run.
@@ -298,6 +303,8 @@ pub enum HostReply {
     Engine(EngineCondition),
     /// The last entry in each of its local stores.
     Stored(Vec<StoredLedger>),
+    /// The drive of the cluster that is at a path.
+    Located(Option<DriveUuid>),
 }
 
 /// A ledger as a node has it.

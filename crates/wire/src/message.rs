@@ -311,6 +311,7 @@ pub const HOST: Operations = Operations(&[
     ("EndEngine", 0x01c5),
     ("Engine", 0x01c6),
     ("Stored", 0x01c7),
+    ("Locate", 0x01c8),
 ]);
 /// Operations of drives.
 pub const DRIVE: Operations = Operations(&[

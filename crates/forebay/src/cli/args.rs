@@ -526,7 +526,7 @@ pub(crate) enum DriveCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Add a drive. New data uses it at once; nothing is moved.
+    /// Add a drive. New data uses it at once; nothing is moved. One of this cluster that came from another machine keeps what it holds.
     #[command(after_help = "Example:\n  forebay drive add /srv/forebay --path /dev/sdd")]
     Add {
         /// The node's directory.

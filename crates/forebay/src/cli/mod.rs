@@ -25,7 +25,7 @@ mod users;
 use std::future::Future;
 use std::path::Path;
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use admin::{AdminClient, CreateFilesystem, SetBalance};
 use anyhow::{Context, Result};
@@ -152,15 +152,17 @@ fn picture(dir: &Path) -> Result<admin::NodeStatus> {
 /// The state of the cluster, once the owner of the metadata uses the drives that a node has just opened. A drive that stays away is
 /// not waited for for ever.
 fn status_with_drives(dir: &Path, node: u32) -> Result<admin::NodeStatus> {
-    let begun = Instant::now();
-    loop {
-        let status = ask(dir, |client| async move { client.status().await })?;
-        let lacks = status.drives.iter().any(|drive| drive.node == node && drive.state == "missing");
-        if !lacks || begun.elapsed() >= DRIVES_PATIENCE {
-            return Ok(status);
+    ask(dir, |client| async move {
+        let begun = tokio::time::Instant::now();
+        loop {
+            let status = client.status().await?;
+            let lacks = status.drives.iter().any(|drive| drive.node == node && drive.state == "missing");
+            if !lacks || begun.elapsed() >= DRIVES_PATIENCE {
+                return Ok(status);
+            }
+            tokio::time::sleep(DRIVES_LOOK).await;
         }
-        std::thread::sleep(DRIVES_LOOK);
-    }
+    })
 }
 
 fn env() -> Env {

@@ -222,6 +222,20 @@ impl DriveHost {
         Ok(reply)
     }
 
+    /// Notes where a drive of the cluster is now, which may come from another machine, and opens it soon if it is of this node.
+    async fn locate(&self, path: String) -> Result<HostReply> {
+        let _one_at_a_time = self.making.lock().await;
+        let located = self.maker.locate(PathBuf::from(path)).await?;
+        if let Some((uuid, path)) = &located {
+            let mut drives = self.drives.lock().await;
+            for hosted in drives.values_mut().filter(|hosted| hosted.entry.record().uuid == *uuid) {
+                hosted.entry.set_path(path.clone());
+                hosted.reopen = (0, REOPEN_NS);
+            }
+        }
+        Ok(HostReply::Located(located.map(|(uuid, _)| uuid)))
+    }
+
     /// Closes a drive that was made and is not used after all.
     async fn close_unknown(&self, id: DriveId) -> Result<()> {
         let entry = {
@@ -280,6 +294,7 @@ impl HostService for DriveHost {
                 HostRequest::Reopen { drive } => self.reopen(drive).await.map(done),
                 HostRequest::Close { drive } => self.close_unknown(drive).await.map(done),
                 HostRequest::Drives => Ok(HostReply::Drives(self.hosted().await)),
+                HostRequest::Locate { path } => self.locate(path).await,
                 HostRequest::StartEngine(_)
                 | HostRequest::EndEngine { .. }
                 | HostRequest::Engine

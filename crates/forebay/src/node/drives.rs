@@ -1,7 +1,7 @@
 //! The node's drives: creating, opening, adding and failing them.
 
 use std::ops::Deref;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -131,6 +131,13 @@ impl DriveEntry {
 
     pub(crate) fn set_record(&mut self, record: DriveRecord) {
         self.record = record;
+    }
+
+    /// Notes that the drive is elsewhere in this machine, unless it is open.
+    pub(crate) fn set_path(&mut self, path: PathBuf) {
+        if self.service.is_none() {
+            (self.path, self.problem) = (Some(path), None);
+        }
     }
 
     pub(crate) fn path(&self) -> Option<&PathBuf> {
@@ -414,6 +421,18 @@ impl DriveMaker {
         tokio::task::spawn_blocking(make).await?
     }
 
+    /// Notes where a drive of the cluster is, if one is at the path.
+    pub(crate) async fn locate(&self, path: PathBuf) -> Result<Option<(DriveUuid, PathBuf)>> {
+        let maker = self.clone();
+        let locate = move || {
+            let path = std::path::absolute(path)?;
+            let Some(uuid) = uuid_at(&maker.env, maker.cluster, &path) else { return Ok(None) };
+            maker.paths.set([(uuid, path.clone())])?;
+            Ok(Some((uuid, path)))
+        };
+        tokio::task::spawn_blocking(locate).await?
+    }
+
     /// Opens a drive again. Requests under way on the old service keep the device open until they end.
     pub(crate) async fn open_again(&self, record: DriveRecord, path: Option<PathBuf>) -> Result<DriveEntry> {
         let mut attempt = 0;
@@ -430,6 +449,13 @@ impl DriveMaker {
             tokio::time::sleep(RETURN_PAUSE).await;
         }
     }
+}
+
+/// The drive of a cluster at a path.
+pub(super) fn uuid_at(env: &Env, cluster: ClusterId, path: &Path) -> Option<DriveUuid> {
+    let superblocks = drive::dump(env, path).ok()?.superblocks;
+    let mut superblocks = superblocks.into_iter().filter_map(|found| found.superblock);
+    superblocks.find(|superblock| superblock.cluster == cluster).map(|superblock| superblock.uuid)
 }
 
 /// Formats new drives, and returns their records and paths. If one fails, the files made so far are removed.

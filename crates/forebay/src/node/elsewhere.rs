@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use base::{DriveId, NodeId};
+use base::{DriveId, DriveUuid, NodeId};
 use control::DriveRecord;
 use futures_util::future::join_all;
 use layout::DriveState;
@@ -238,6 +238,19 @@ impl Node {
         }
     }
 
+    /// Waits for a while until a node answers.
+    async fn wait_for_node(&self, node: NodeId) -> Result<()> {
+        if node == self.here() {
+            return Ok(());
+        }
+        let mut contact = self.peer(node)?.contact();
+        let reached = async { contact.wait_for(|contact| contact.is_there).await.is_ok() };
+        match tokio::time::timeout(FIRST_CONTACT, reached).await {
+            Ok(true) => Ok(()),
+            _ => bail!("node {node} does not answer this one: look at `forebay node list` and its address"),
+        }
+    }
+
     /// Lets another node format a drive and open it.
     pub(super) async fn format_elsewhere(
         &self,
@@ -246,13 +259,7 @@ impl Node {
         path: Option<String>,
         size_bytes: Option<u64>,
     ) -> Result<DriveEntry> {
-        if node != self.here() {
-            let mut contact = self.peer(node)?.contact();
-            let reached = async { contact.wait_for(|contact| contact.is_there).await.is_ok() };
-            if !tokio::time::timeout(FIRST_CONTACT, reached).await.unwrap_or(false) {
-                bail!("node {node} does not answer this one: look at `forebay node list` and its address");
-            }
-        }
+        self.wait_for_node(node).await?;
         let request = HostRequest::Format { drive, path, size_bytes };
         let reply = self.host(node)?.ask(request).await.with_context(|| format!("node {node}"))?;
         let HostReply::Formatted { uuid, capacity_bytes } = reply else {
@@ -267,6 +274,15 @@ impl Node {
         let record = DriveRecord::new(drive, uuid, node, capacity_bytes);
         let service = Some(OpenDrive::there(service, None));
         Ok(DriveEntry { record, path, service, problem: None, retry_ns: 0 })
+    }
+
+    /// The drive of the cluster that is at a path of a node, which notes that.
+    pub(super) async fn locate_at(&self, node: NodeId, path: &str) -> Result<Option<DriveUuid>> {
+        self.wait_for_node(node).await?;
+        match self.host(node)?.ask(HostRequest::Locate { path: path.to_owned() }).await? {
+            HostReply::Located(uuid) => Ok(uuid),
+            _ => bail!("node {node} gave another answer"),
+        }
     }
 
     /// Lets another node close a drive that was made and is not used after all.

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use admin::{AddDrive, AdminError, DriveInfo, FailDrive, RemoveDrive, ReplaceDrive};
-use anyhow::Result;
+use anyhow::{Result, bail};
 use base::{DriveId, LedgerId, NodeId, PgId};
 use control::{CONTROL_LEDGER, DriveRecord, FilesystemRecord, Plan};
 use layout::DriveState;
@@ -15,6 +16,9 @@ use super::management::failed;
 use super::network::{addresses_of, proof_key};
 use super::{Node, State};
 
+/// How long it may take until a drive is used that came to this machine, and how often that is looked at.
+const USED_PATIENCE: Duration = Duration::from_secs(15);
+const USED_LOOK: Duration = Duration::from_millis(100);
 /// Shards of an inventory per request.
 const LIST_PAGE: usize = 16_384;
 
@@ -140,11 +144,65 @@ impl Node {
     }
 
     pub(super) async fn add_drive_now(&self, request: AddDrive) -> Result<DriveInfo> {
-        let _one_at_a_time = self.drives_lock.lock().await;
+        let one_at_a_time = self.drives_lock.lock().await;
         let node = request.node.map_or(self.here(), NodeId);
+        if let Some(path) = &request.path
+            && let Some(id) = self.find_drive(node, path).await?
+        {
+            self.change(|plan| plan.move_drive(id, node)).await?;
+            // It is taken into use as any drive that is there again.
+            drop(one_at_a_time);
+            return self.wait_until_used(id).await;
+        }
         let entry = self.format_new(node, request.path, request.size_bytes).await?;
         let (seen, seed) = (self.state.lock().await.seen(), self.env.random.next_u64());
         self.take_in(entry, |plan, record| Ok(plan.add_drive(record.clone(), &seen, seed)?)).await
+    }
+
+    /// The drive of the cluster that is at a path of a node. One that is in use, or was given up, is refused.
+    async fn find_drive(&self, node: NodeId, path: &str) -> Result<Option<DriveId>> {
+        let uuid = match self.opens(node) {
+            true => self.drive_maker().locate(PathBuf::from(path)).await?.map(|(uuid, _)| uuid),
+            false => self.locate_at(node, path).await?,
+        };
+        let mut state = self.state.lock().await;
+        let known = state.drives.iter_mut().find(|(_, entry)| Some(entry.record.uuid) == uuid);
+        let Some((id, entry)) = known else { return Ok(None) };
+        if entry.record.is_given_up() {
+            bail!(
+                "{path} is drive {id} of this cluster, which is {}: others have what it held; erase it (wipefs --all), and it \
+                 can be added as a new one",
+                entry.state()
+            );
+        }
+        if entry.is_readable() {
+            bail!(
+                "{path} is drive {id} of this cluster, or a copy of it, and in use: node={} path={}",
+                entry.record.node,
+                entry.path_text()
+            );
+        }
+        if self.opens(node) {
+            entry.set_path(std::path::absolute(path)?);
+        }
+        Ok(Some(*id))
+    }
+
+    /// Waits until a drive is used that is there again.
+    async fn wait_until_used(&self, id: DriveId) -> Result<DriveInfo> {
+        let begun = tokio::time::Instant::now();
+        loop {
+            let info = self.drive_info_of(id).await?;
+            match info.state.as_str() {
+                "missing" if begun.elapsed() < USED_PATIENCE => tokio::time::sleep(USED_LOOK).await,
+                "missing" => bail!(
+                    "drive {id} belongs to node {} now, and is not in use yet: {}",
+                    info.node,
+                    info.reason.unwrap_or_default()
+                ),
+                _ => return Ok(info),
+            }
+        }
     }
 
     async fn drive_info_of(&self, id: DriveId) -> Result<DriveInfo> {

@@ -34,8 +34,9 @@ impl State {
     fn take(&mut self, cluster: Cluster, paths: &LocalDrives) {
         for (id, record) in &cluster.drives {
             match self.drives.get_mut(id) {
-                Some(entry) => entry.record.clone_from(record),
-                None => {
+                Some(entry) if entry.record.node == record.node => entry.record.clone_from(record),
+                // It is new, or in another machine now.
+                _ => {
                     let (record, path) = (record.clone(), paths.path_of(record.uuid));
                     self.drives.insert(*id, DriveEntry::closed(record, path));
                 }

@@ -24,7 +24,7 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 use upkeep::Pace;
 
-use super::drives::{DriveEntry, DriveSettings, format_drives, plan_drives};
+use super::drives::{DriveEntry, DriveSettings, format_drives, plan_drives, uuid_at};
 use super::events::Watch;
 use super::filesystems::{FilesystemEntry, FilesystemParts, OwnerPlace};
 use super::history::{Knowledge, note_drives, services};
@@ -283,13 +283,6 @@ pub(crate) fn note_named(
         }
     }
     paths.set(found)
-}
-
-/// The drive of a cluster at a path.
-fn uuid_at(env: &Env, cluster: ClusterId, path: &Path) -> Option<DriveUuid> {
-    let superblocks = drive::dump(env, path).ok()?.superblocks;
-    let mut superblocks = superblocks.into_iter().filter_map(|found| found.superblock);
-    superblocks.find(|superblock| superblock.cluster == cluster).map(|superblock| superblock.uuid)
 }
 
 /// Opens the drives. Those that cannot be opened are in the list with the reason.

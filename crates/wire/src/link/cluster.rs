@@ -84,7 +84,10 @@ impl HostService for RemoteHost {
             let limit = match &request {
                 HostRequest::Drives | HostRequest::Engine | HostRequest::Stored => PATIENCE,
                 HostRequest::StartEngine(_) | HostRequest::EndEngine { .. } => 2 * PATIENCE,
-                HostRequest::Format { .. } | HostRequest::Reopen { .. } | HostRequest::Close { .. } => WORK,
+                HostRequest::Format { .. }
+                | HostRequest::Reopen { .. }
+                | HostRequest::Close { .. }
+                | HostRequest::Locate { .. } => WORK,
             };
             ask(&self.peer, &HOST, &request, limit).await
         })

@@ -401,6 +401,7 @@ fn host_requests() -> Vec<HostRequest> {
         HostRequest::EndEngine { number: 300 },
         HostRequest::Engine,
         HostRequest::Stored,
+        HostRequest::Locate { path: "/d".to_owned() },
     ]
 }
 
@@ -464,6 +465,7 @@ fn answers_of_nodes() -> Vec<(&'static str, Vec<u8>)> {
                 epoch: Epoch(4),
             }])),
         ),
+        ("answer: located", encoding::encode(&HostReply::Located(Some(DriveUuid([7; 16]))))),
     ]
 }
 
