@@ -4,8 +4,8 @@ LOAD_S=${FOREBAY_CLUSTER_LOAD_S:-$([ "$LONG" = 1 ] && echo 120 || echo 6)}
 # Namespaces have a name for the whole machine.
 PREFIX=fb$$
 NODES=(1 2 3 4)
-# Nodes are steady again after 10 s instead of 5 min, and a node that has taken over gives up drives as soon.
-export FOREBAY_HASTE=30
+# Nodes are steady again after 20 s instead of 5 min, and a node that has taken over gives up drives as soon.
+export FOREBAY_HASTE=15
 
 trap 'machines_end; cleanup' EXIT
 

@@ -261,6 +261,14 @@ impl ExtentIo {
         tokio::time::timeout(patience, back).await.is_ok()
     }
 
+    /// How long operations wait for machines of some of these groups that are not reached; zero if all are.
+    pub(crate) fn waits_for(&self, groups: impl Iterator<Item = PgId>) -> Duration {
+        let topology = self.topology();
+        let mut groups = groups.filter_map(|pg| topology.map.group(pg));
+        let is_away = groups.any(|group| topology.unreachable(group) > 0);
+        if is_away { self.reach.drive_patience } else { Duration::ZERO }
+    }
+
     /// Waits a moment for other drives or groups: the planner has to see first that drives are gone.
     async fn other_topology(&self, known: &Arc<Topology>, patience: Duration) {
         let until = tokio::time::Instant::now() + patience;

@@ -2,8 +2,9 @@
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
-use base::{FsError, Ino, LeaseId};
+use base::{FsError, Ino, LeaseId, PgId};
 use bytes::{Bytes, BytesMut};
 use futures_util::FutureExt;
 use futures_util::future::{join, join_all};
@@ -25,6 +26,8 @@ const MAP_PAGE_RANDOM: u32 = 64;
 const ATTEMPTS: u32 = 5;
 /// The same if the map may have been old or the content cannot be read.
 const ATTEMPTS_DOUBTFUL: u32 = 2;
+/// Pause between two maps, while it is not known whether a piece was deleted.
+const DOUBT_PAUSE: Duration = Duration::from_millis(500);
 /// The age after which an access time is updated even if the content has not changed (relatime).
 const ATIME_AGE_NS: i64 = 24 * 3600 * 1_000_000_000;
 
@@ -123,6 +126,7 @@ impl Client {
         let mut retries = 0;
         // Pieces that the store did not deliver. Content may have come back since: then a fresh map names other pieces.
         let mut refused: Option<Vec<MapPiece>> = None;
+        let begun = tokio::time::Instant::now();
         loop {
             let reading = self.inner.session.reading();
             let snapshot = match self.look(node, off, len, access) {
@@ -161,6 +165,13 @@ impl Client {
                 // unreadable one: a fresh map tells which it is.
                 Err(error) if retries < attempts(error) => {
                     retries += 1;
+                    node.lock().map.forget();
+                }
+                // The map is not old: the machines with the other shards are waited for, while the map is asked for again and again.
+                Err(ReadExtentError::Doubtful)
+                    if begun.elapsed() < self.inner.extents.waits_for(groups_of(&pieces)) =>
+                {
+                    tokio::time::sleep(DOUBT_PAUSE).await;
                     node.lock().map.forget();
                 }
                 Err(ReadExtentError::StoreFailed | ReadExtentError::Damaged) if refused.is_none() => {
@@ -313,6 +324,13 @@ impl Client {
         }
         Ok(vec![out.freeze()])
     }
+}
+
+fn groups_of(pieces: &[MapPiece]) -> impl Iterator<Item = PgId> {
+    pieces.iter().filter_map(|piece| match &piece.content {
+        Content::Extent(extent) => Some(extent.pg),
+        Content::Inline(_) | Content::Tiered(..) => None,
+    })
 }
 
 fn len_of(parts: &[Bytes]) -> usize {

@@ -54,11 +54,12 @@ fn unreadable(extent: &ExtentRef, faults: ShardFaults) -> ReadExtentError {
     if missing > usize::from(extent.n - extent.k) {
         return ReadExtentError::Gone;
     }
-    tracing::error!(extent = %extent.id, pg = %extent.pg, missing, "extent cannot be read");
-    match missing {
-        0 => ReadExtentError::Unreadable,
-        _ => ReadExtentError::Doubtful,
+    if missing > 0 {
+        tracing::debug!(extent = %extent.id, pg = %extent.pg, missing, "extent cannot be read, or was deleted");
+        return ReadExtentError::Doubtful;
     }
+    tracing::error!(extent = %extent.id, pg = %extent.pg, "extent cannot be read");
+    ReadExtentError::Unreadable
 }
 
 impl ExtentIo {
@@ -124,11 +125,11 @@ impl ExtentIo {
         }
     }
 
-    /// Whether an extent that was not read may be readable now, because a machine with some of its shards is back.
+    /// Whether an extent that was not read may be readable now, because a machine with some of its shards is back. One that may have
+    /// been deleted is not waited for: a fresh map tells.
     async fn may_return(&self, extent: &ExtentRef, faults: ShardFaults, topology: &Arc<Topology>) -> bool {
-        let is_gone = faults.not_found > usize::from(extent.n - extent.k);
         match topology.map.group(extent.pg) {
-            Some(group) if !is_gone => self.drives_returned(topology, group).await,
+            Some(group) if faults.not_found == 0 => self.drives_returned(topology, group).await,
             _ => false,
         }
     }

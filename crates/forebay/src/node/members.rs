@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use admin::{AddDrive, AdminError, DriveInfo, FailDrive, RemoveDrive, ReplaceDrive};
 use anyhow::{Result, bail};
-use base::{DriveId, LedgerId, NodeId, PgId};
+use base::{DriveId, DriveUuid, LedgerId, NodeId, PgId};
 use control::{CONTROL_LEDGER, DriveRecord, FilesystemRecord, Plan};
 use layout::DriveState;
 use wire::drive::DriveHealth;
@@ -19,6 +19,8 @@ use super::{Node, State};
 /// How long it may take until a drive is used that came to this machine, and how often that is looked at.
 const USED_PATIENCE: Duration = Duration::from_secs(15);
 const USED_LOOK: Duration = Duration::from_millis(100);
+/// How long it may take until a drive is seen to be out of use that left its machine.
+const FORMER_PATIENCE: Duration = Duration::from_secs(12);
 /// Shards of an inventory per request.
 const LIST_PAGE: usize = 16_384;
 
@@ -165,8 +167,14 @@ impl Node {
             true => self.drive_maker().locate(PathBuf::from(path)).await?.map(|(uuid, _)| uuid),
             false => self.locate_at(node, path).await?,
         };
+        let Some(uuid) = uuid else { return Ok(None) };
+        // Its former machine may just have ended.
+        let begun = tokio::time::Instant::now();
+        while self.is_in_use(uuid).await && begun.elapsed() < FORMER_PATIENCE {
+            tokio::time::sleep(USED_LOOK).await;
+        }
         let mut state = self.state.lock().await;
-        let known = state.drives.iter_mut().find(|(_, entry)| Some(entry.record.uuid) == uuid);
+        let known = state.drives.iter_mut().find(|(_, entry)| entry.record.uuid == uuid);
         let Some((id, entry)) = known else { return Ok(None) };
         if entry.record.is_given_up() {
             bail!(
@@ -186,6 +194,11 @@ impl Node {
             entry.set_path(std::path::absolute(path)?);
         }
         Ok(Some(*id))
+    }
+
+    async fn is_in_use(&self, uuid: DriveUuid) -> bool {
+        let state = self.state.lock().await;
+        state.drives.values().any(|entry| entry.record.uuid == uuid && entry.is_readable())
     }
 
     /// Waits until a drive is used that is there again.

@@ -93,7 +93,7 @@ impl Seen {
 
     fn note_loss(&mut self, id: DriveId, now_ns: u64) {
         let losses = self.losses.entry(id).or_default();
-        losses.retain(|lost_ns| now_ns.saturating_sub(*lost_ns) < hastened(LOSSES_NS));
+        losses.retain(|lost_ns| now_ns.saturating_sub(*lost_ns) < LOSSES_NS);
         losses.push(now_ns);
         if losses.len() >= LOSSES_MAX && self.unsteady.insert(id) {
             tracing::warn!(drive = %id, losses = losses.len(), "drive comes and goes: new data goes elsewhere");
