@@ -68,6 +68,10 @@ moves_house() {
     drive=$(status 1 | jq '[.drives[] | select(.node == 3)][0].id')
     groups=$(status 1 | jq --argjson id "$drive" '.drives[] | select(.id == $id).groups')
     expect_fail "in use: node=3" on 3 "$FOREBAY" drive add "$WORK/3" --path "$WORK/4/drives/$drive.img"
+    # A copy of one in the same machine is refused, and the next start does not take it for the drive.
+    cp --sparse=always "$WORK/3/drives/4.img" "$WORK/3/copy.img"
+    expect_fail "in use: node=2" on 3 "$FOREBAY" drive add "$WORK/3" --path "$WORK/3/copy.img"
+    not grep -q copy.img "$WORK/3/drives.json"
     on 4 timeout 60 "$FOREBAY" stop "$WORK/4" </dev/null
     mv "$WORK/4/drives/$drive.img" "$WORK/3/came.img"
     on 3 "$FOREBAY" drive add "$WORK/3" --path "$WORK/3/came.img" --json | tee "$WORK/moved"

@@ -142,7 +142,11 @@ fn run_here<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
 
 /// The picture of the cluster that the node in `dir` has.
 fn picture(dir: &Path) -> Result<admin::NodeStatus> {
-    let status = ask(dir, |client| async move { client.status().await })?;
+    of_cluster(ask(dir, |client| async move { client.status().await })?)
+}
+
+/// Refuses what a node says that is alone: it knows nothing of the cluster.
+fn of_cluster(status: admin::NodeStatus) -> Result<admin::NodeStatus> {
     match status.problems.first() {
         Some(problem) if status.alone => anyhow::bail!("{problem}"),
         _ => Ok(status),

@@ -11,7 +11,7 @@ use wire::rights::Squash;
 
 use super::args::{ClientCommand, Domain, JoinArgs, NodeCommand, Role, RoleArgs, TokenCommand};
 use super::output::{Format, bytes, print, table};
-use super::{absolute, ask, env, picture, run_here, start, status_with_drives};
+use super::{absolute, ask, env, of_cluster, picture, run_here, start, status_with_drives};
 use crate::guest::Guest;
 use crate::member::{JoinOptions, join as join_cluster};
 use crate::node::{NodeDir, is_locked};
@@ -83,7 +83,7 @@ fn drives_of(dir: &Path, node: u32) -> Result<Vec<DriveInfo>> {
 }
 
 fn show_joined(dir: &Path, here: u32, format: Format) -> Result<()> {
-    let status = status_with_drives(dir, here)?;
+    let status = of_cluster(status_with_drives(dir, here)?)?;
     let nodes = ask(dir, |client| async move { client.nodes().await })?;
     let Some(node) = nodes.into_iter().find(|node| node.id == here) else {
         bail!("the cluster does not know this node any more: node={here}");

@@ -176,12 +176,12 @@ impl DriveHost {
             let mut drives = self.drives.lock().await;
             let hosted =
                 drives.get_mut(&id).with_context(|| format!("this node has no such drive: id={id}"))?;
+            hosted.is_returning = true;
             let health = hosted.entry.local().map(|drive| drive.health());
             if health == Some(DriveHealth::Up) {
                 return Ok(());
             }
             let record = DriveRecord { state: DriveState::Up, ..hosted.entry.record().clone() };
-            hosted.is_returning = true;
             (hosted.entry.take_service(), record, hosted.entry.path().cloned())
         };
         self.note_change();
@@ -222,18 +222,23 @@ impl DriveHost {
         Ok(reply)
     }
 
-    /// Notes where a drive of the cluster is now, which may come from another machine, and opens it soon if it is of this node.
+    /// Notes where a drive of the cluster is now, which may come from another machine, and opens it soon if it is of this node. If it
+    /// is open, there is a copy of it at the path, which is not noted.
     async fn locate(&self, path: String) -> Result<HostReply> {
         let _one_at_a_time = self.making.lock().await;
-        let located = self.maker.locate(PathBuf::from(path)).await?;
-        if let Some((uuid, path)) = &located {
-            let mut drives = self.drives.lock().await;
-            for hosted in drives.values_mut().filter(|hosted| hosted.entry.record().uuid == *uuid) {
-                hosted.entry.set_path(path.clone());
-                hosted.reopen = (0, REOPEN_NS);
-            }
+        let Some((uuid, path)) = self.maker.drive_at(path.into()).await? else {
+            return Ok(HostReply::Located(None));
+        };
+        let mut drives = self.drives.lock().await;
+        let known = drives.values_mut().find(|hosted| hosted.entry.record().uuid == uuid);
+        if known.as_ref().is_none_or(|hosted| hosted.entry.local().is_none()) {
+            self.maker.paths.set([(uuid, path.clone())])?;
         }
-        Ok(HostReply::Located(located.map(|(uuid, _)| uuid)))
+        if let Some(hosted) = known {
+            hosted.entry.set_path(path);
+            hosted.reopen = (0, REOPEN_NS);
+        }
+        Ok(HostReply::Located(Some(uuid)))
     }
 
     /// Closes a drive that was made and is not used after all.

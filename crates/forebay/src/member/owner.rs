@@ -34,7 +34,7 @@ pub(super) struct Owner {
 
 /// The newest owner that this node knows.
 pub(super) struct KnownOwner {
-    /// This node knows of so many recoveries of the logs. It ignores owners whose epochs count fewer.
+    /// The number of recoveries that this node knows of. It ignores an owner whose epoch has a lower one.
     recoveries: u32,
     newest: watch::Sender<Option<Owner>>,
     node: watch::Sender<Option<NodeId>>,

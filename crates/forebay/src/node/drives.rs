@@ -421,16 +421,14 @@ impl DriveMaker {
         tokio::task::spawn_blocking(make).await?
     }
 
-    /// Notes where a drive of the cluster is, if one is at the path.
-    pub(crate) async fn locate(&self, path: PathBuf) -> Result<Option<(DriveUuid, PathBuf)>> {
-        let maker = self.clone();
-        let locate = move || {
+    /// The drive of the cluster that is at a path, and the whole path.
+    pub(crate) async fn drive_at(&self, path: PathBuf) -> Result<Option<(DriveUuid, PathBuf)>> {
+        let (env, cluster) = (self.env.clone(), self.cluster);
+        let look = move || {
             let path = std::path::absolute(path)?;
-            let Some(uuid) = uuid_at(&maker.env, maker.cluster, &path) else { return Ok(None) };
-            maker.paths.set([(uuid, path.clone())])?;
-            Ok(Some((uuid, path)))
+            Ok(uuid_at(&env, cluster, &path).map(|uuid| (uuid, path)))
         };
-        tokio::task::spawn_blocking(locate).await?
+        tokio::task::spawn_blocking(look).await?
     }
 
     /// Opens a drive again. Requests under way on the old service keep the device open until they end.

@@ -164,7 +164,7 @@ impl Node {
     /// The drive of the cluster that is at a path of a node. One that is in use, or was given up, is refused.
     async fn find_drive(&self, node: NodeId, path: &str) -> Result<Option<DriveId>> {
         let uuid = match self.opens(node) {
-            true => self.drive_maker().locate(PathBuf::from(path)).await?.map(|(uuid, _)| uuid),
+            true => self.drive_maker().drive_at(path.into()).await?.map(|(uuid, _)| uuid),
             false => self.locate_at(node, path).await?,
         };
         let Some(uuid) = uuid else { return Ok(None) };
@@ -191,7 +191,9 @@ impl Node {
             );
         }
         if self.opens(node) {
-            entry.set_path(std::path::absolute(path)?);
+            let path = std::path::absolute(path)?;
+            self.local_drives.set([(uuid, path.clone())])?;
+            entry.set_path(path);
         }
         Ok(Some(*id))
     }
