@@ -166,7 +166,7 @@ replaced() {
     wait_until 90 healthy_again 4
 }
 # Drives that were removed are still shown.
-healthy_again() { status "$1" | jq -e '.state == "healthy" and all(.filesystems[]; .owed_shards == 0) and all(.drives[] | select(.node != 1); .state == "up" or .state == "suspect")' >/dev/null; }
+healthy_again() { status "$1" | jq -e '.state == "healthy" and all(.filesystems[]; .owed_shards == 0) and all(.drives[] | select(.node != 1); .state == "up")' >/dev/null; }
 drives_are_out() { status 1 | jq -e 'all(.drives[] | select(.node == 1); .state == "out" and .groups == 0)' >/dev/null; }
 removed() { on 1 "$FOREBAY" node remove "$WORK/1" 1 </dev/null; }
 knows_members() { grep -q "$(address 4):7741" "$WORK/$1/identity/membership.json" && ! grep -q "$(address 2):7741" "$WORK/$1/identity/membership.json"; }

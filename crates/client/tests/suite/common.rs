@@ -41,6 +41,8 @@ pub enum Fault {
     Failed,
     /// Every request fails, but it reports to be healthy.
     Erring,
+    /// Its machine is not reached.
+    Away,
     /// Blocks come back with a byte changed.
     Corrupt,
     /// It has none of its shards.
@@ -175,7 +177,7 @@ impl MemDrive {
     }
 
     fn errs(&self) -> bool {
-        matches!(self.fault(), Fault::Failed | Fault::Erring)
+        matches!(self.fault(), Fault::Failed | Fault::Erring | Fault::Away)
     }
 
     fn put_now(&self, request: PutShard) -> Result<(), PutShardError> {
@@ -308,7 +310,11 @@ impl DriveService for MemDrive {
     }
 
     fn health(&self) -> DriveHealth {
-        if self.fault() == Fault::Failed { DriveHealth::Failed } else { DriveHealth::Up }
+        match self.fault() {
+            Fault::Failed => DriveHealth::Failed,
+            Fault::Away => DriveHealth::Unreachable,
+            _ => DriveHealth::Up,
+        }
     }
 
     fn stat(&self) -> DriveStat {
@@ -606,6 +612,13 @@ impl World {
 
     async fn client_over(&self, meta: Arc<Wire>) -> Client {
         self.client_with(client::only_owner(meta), TierLink::none()).await
+    }
+
+    /// A client that waits for drives whose machines are not reached.
+    pub async fn patient_client(&self) -> Client {
+        let options = self.options(client::only_owner(self.wire(false)), TierLink::none());
+        let reach = Reach::here().waiting_for_drives();
+        Client::open(ClientOptions { reach, ..options }).await.unwrap()
     }
 
     /// A client on another machine, which reaches owner and drives in its own way.

@@ -170,6 +170,37 @@ fn packed_content_is_cloned_overwritten_and_cut_as_any_other() {
 }
 
 #[test]
+fn a_reader_with_an_old_map_waits_for_no_drive_that_is_away() {
+    run("r2", |world| async move {
+        let (packer, reader) = (world.client().await, world.patient_client().await);
+        let files = write_files(&reader, 12).await;
+        check_files(&reader, &files).await;
+        let before: Vec<_> =
+            world.drives.iter().flat_map(|drive| drive.entries()).map(|entry| entry.key).collect();
+        pack_all(&packer).await;
+        let is_old_left = || {
+            let mut left = world.drives.iter().flat_map(|drive| drive.entries());
+            left.any(|entry| before.contains(&entry.key))
+        };
+        // Only after the heartbeats of all clients said that no read uses them.
+        while is_old_left() {
+            packer.reclaim_step(None).await.unwrap();
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        world.drives[0].set(Fault::Away);
+        check_files(&reader, &files).await;
+        // What is there on no drive that is reached is waited for.
+        world.drives[1].set(Fault::Missing);
+        let client = world.patient_client().await;
+        let (ino, bytes) = files.last().unwrap();
+        let read = tokio::time::timeout(Duration::from_secs(2), read_all(&client, *ino)).await;
+        assert!(read.is_err(), "{:?}", read.map(|read| read.is_ok()));
+        world.drives[0].set(Fault::None);
+        assert!(read_all(&client, *ino).await.unwrap() == *bytes);
+    });
+}
+
+#[test]
 fn a_piece_that_changed_since_it_was_read_stays_as_it_is() {
     run("4+2", |world| async move {
         let (one, packer) = (world.client().await, world.client().await);
