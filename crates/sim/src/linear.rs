@@ -53,6 +53,7 @@ impl Possible {
     fn happens(&mut self, id: OpId, client: u32, op: &Op, after: Model) {
         let model = std::mem::replace(&mut self.model, after);
         let durable = match op {
+            Op::Copy { from, len, .. } if !model.copies(*from, *len) => None,
             // The changes of a client before its `fsync`, or before a change that returns when it is durable.
             Op::Fsync { .. } | Op::Punch { .. } | Op::Copy { .. } => {
                 self.behind.iter().rposition(|before| before.client == client)

@@ -500,6 +500,13 @@ impl Model {
         done(ret).map(|_| vec![(id, self.node(id).version)])
     }
 
+    /// Whether a copy of these bytes copies any, as far as is known.
+    pub(crate) fn copies(&self, from: (Ino, u64), len: u64) -> bool {
+        let node = self.id_of(from.0).map(|id| self.node(id));
+        node.filter(|node| !node.tainted && node.now.len() == 1)
+            .is_some_and(|node| node.now[0].part(from.1, from.1 + len).len() > 0)
+    }
+
     fn copy(
         &mut self,
         from: (Ino, u64),
@@ -523,6 +530,10 @@ impl Model {
             None => {}
             Some(Ret::Copied(count)) if *count == part.len() => {}
             _ => return None,
+        }
+        // A copy of nothing asks nobody, and promises nothing.
+        if part.len() == 0 {
+            return Some(Vec::new());
         }
         self.edit(to.0).change(client, |content| content.with(to.1, &part));
         let promise = [source, to.0].map(|id| (id, self.node(id).version));

@@ -210,9 +210,9 @@ async fn live(world: &Arc<World>, history: &Arc<History>, boot: u64, is_last: bo
         world.bucket.set_down(world, false);
     }
     faults::mend(&node.drives);
-    if node.control.take_back(world).await {
-        node.publish(world).await;
-    }
+    node.control.take_back(world).await;
+    // Also what was decided just before the work ended.
+    node.publish(world).await;
     if world.trace.is_cut() {
         return Ended::PowerLost;
     }
