@@ -74,7 +74,8 @@ impl Debt {
         if self.looks.len() > SAMPLES + 1 {
             self.looks.pop_front();
         }
-        let written = per_s(look.written_bytes - then.written_bytes, now_ns - then_ns);
+        let written =
+            per_s(look.written_bytes.saturating_sub(then.written_bytes), now_ns.saturating_sub(then_ns));
         self.limit = match self.limit {
             None => self.limit_when_behind(now_ns, &look),
             Some(limit) => self.adapted(limit, written, now_ns, &look),
@@ -86,12 +87,12 @@ impl Debt {
     fn limit_when_behind(&mut self, now_ns: u64, look: &SpaceSample) -> Option<Limit> {
         self.unused = 0;
         let (then_ns, then) = *self.looks.front()?;
-        let written_bytes = look.written_bytes - then.written_bytes;
+        let written_bytes = look.written_bytes.saturating_sub(then.written_bytes);
         let lost_bytes = then.room_bytes.saturating_sub(look.room_bytes);
         let behind = self.needed >= SAMPLES
             && look.garbage_bytes > then.garbage_bytes
             && lost_bytes > written_bytes / LOST_PART;
-        let bytes_per_s = (per_s(written_bytes, now_ns - then_ns) / 4 * 3).max(LIMIT_MIN);
+        let bytes_per_s = (per_s(written_bytes, now_ns.saturating_sub(then_ns)) / 4 * 3).max(LIMIT_MIN);
         behind.then_some(Limit { bytes_per_s, room_bytes: look.room_bytes })
     }
 
@@ -106,7 +107,8 @@ impl Debt {
         let reclaimed_bytes = look.reclaimed_bytes.saturating_sub(then.reclaimed_bytes);
         let room_eighths = u128::from(look.room_bytes) * 8 / u128::from(limit.room_bytes.max(1));
         let eighths = (4 + room_eighths.min(8) as u64).clamp(6, 10);
-        let bytes_per_s = (per_s(reclaimed_bytes, now_ns - then_ns) / 8 * eighths).max(LIMIT_MIN);
+        let bytes_per_s =
+            (per_s(reclaimed_bytes, now_ns.saturating_sub(then_ns)) / 8 * eighths).max(LIMIT_MIN);
         Some(Limit { bytes_per_s, ..limit })
     }
 }

@@ -119,11 +119,12 @@ impl Node {
 
     /// Status without requests to other parts: the last answer, with facts that do not change.
     fn last_status(&self) -> NodeStatus {
-        let now = self.env.clock.boot_ns();
         let last = self.last_status.lock().expect("no holder of this lock panics").clone();
+        // Read after the lock: what was kept is not younger.
+        let now = self.env.clock.boot_ns();
         let (known, mut status) = match last {
             Some((asked_ns, status)) => {
-                (format!("the rest is as of {} s ago", (now - asked_ns) / 1_000_000_000), status)
+                (format!("the rest is as of {} s ago", now.saturating_sub(asked_ns) / 1_000_000_000), status)
             }
             None => ("nothing else is known yet".to_owned(), NodeStatus::default()),
         };

@@ -142,24 +142,25 @@ impl Replicas {
 
     /// The standbys that said something as recently as they promised.
     pub(crate) fn standbys(&self) -> Vec<StandbyStat> {
-        let now_ns = self.env.clock.boot_ns();
         let inner = self.inner();
+        // Read under the lock: nothing in it is younger.
+        let now_ns = self.env.clock.boot_ns();
         let heard = inner.standbys.iter().filter(|(_, standing)| now_ns < standing.until_ns);
         let stat = |(replica, standing): (&u64, &Standing)| StandbyStat {
             replica: *replica,
             stored: if standing.copies { Seq(0) } else { standing.stored },
-            age: Duration::from_nanos(now_ns - standing.heard_ns),
+            age: Duration::from_nanos(now_ns.saturating_sub(standing.heard_ns)),
         };
         heard.map(stat).collect()
     }
 
     fn copy(&self, (replica, wait_ms): (u64, u32), copy: u64, after: &Bytes) -> Result<CopyPart, FsError> {
-        let now_ns = self.env.clock.boot_ns();
         let failed = |error: crate::state::StateError| {
             tracing::warn!(error = %with_causes(&error), "a copy of the local store fails");
             FsError::Io
         };
         let mut inner = self.inner();
+        let now_ns = self.env.clock.boot_ns();
         let number = if copy == 0 { self.env.random.next_u64().max(1) } else { copy };
         if copy == 0 {
             inner.copies.retain(|_, copy| copy.replica != replica && now_ns < copy.used_ns + COPY_IDLE_NS);
