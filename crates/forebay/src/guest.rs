@@ -15,14 +15,18 @@ use serde::{Deserialize, Serialize};
 use wire::cluster::{JoinReply, JoinRequest, NewClient, NodeAddresses};
 use wire::view::FilesystemView;
 
-use crate::identity::{IdentityFiles, hostname};
-use crate::member::show_token;
+use crate::identity::{IdentityFiles, RENEW_EVERY, hostname};
+use crate::member::{Known, ask_as_stranger};
 use crate::mount::{Home, MountProcess, Spec};
 use crate::node::{MemoryPlan, NodeDir, memory_budget};
 use crate::remote::{Memory, Routes, view_of};
 
 /// How long writing out may take before a mount goes.
 const WRITE_OUT: Duration = Duration::from_secs(600);
+/// How long a mount waits for another certificate.
+const RENEWAL_PATIENCE: Duration = Duration::from_secs(5);
+/// The pause after the certificate was not renewed.
+const RENEWAL_PAUSE: Duration = Duration::from_secs(3600);
 /// Drives among which the memory of a client is divided.
 const DRIVES: usize = 2;
 
@@ -93,7 +97,7 @@ impl Guest {
             request: Bytes::from(identity.key()?.request),
         });
         let JoinReply::JoinedClient { client, certificate, authorities, nodes, read_only } =
-            show_token(env, token, &request).await?
+            ask_as_stranger(env, token.into(), &request).await?
         else {
             bail!("the node gave another answer");
         };
@@ -105,6 +109,21 @@ impl Guest {
         Ok(guest)
     }
 
+    /// Gets another certificate for the same key, also after the last one has expired.
+    async fn renew(&self, env: &Env, dir: &NodeDir) -> Result<()> {
+        let identity = IdentityFiles::new(env, dir);
+        let addresses = self.nodes.iter().flat_map(|node| node.addresses.clone()).collect();
+        let known = Known { cluster: self.cluster, authority: identity.believed()?, addresses };
+        let request = Bytes::from(identity.key()?.request);
+        let request = JoinRequest::RenewClient { client: self.client, request };
+        let JoinReply::JoinedClient { certificate, authorities, .. } =
+            ask_as_stranger(env, known, &request).await?
+        else {
+            bail!("the node gave another answer");
+        };
+        identity.keep(&certificate, &authorities)
+    }
+
     /// Mounts a filesystem, and remembers where. Returns the place.
     pub(crate) async fn mount(
         mut self,
@@ -113,6 +132,10 @@ impl Guest {
         name: &str,
         (path, options): (Option<PathBuf>, Option<String>),
     ) -> Result<PathBuf> {
+        let renewed = tokio::time::timeout(RENEWAL_PATIENCE, self.renew(env, dir)).await;
+        if let Ok(Err(error)) = renewed {
+            tracing::debug!(error = %format!("{error:#}"), "the certificate is not renewed");
+        }
         let routes = Routes::of_guest(env, dir, &self.nodes)?;
         let owner = routes.follow_owner(None);
         let view: FilesystemView =
@@ -199,5 +222,25 @@ impl Guest {
             result = result.and(ended.with_context(|| format!("unmounting {}", mount.path.display())));
         }
         result
+    }
+}
+
+/// Renews the certificate of the client in a directory, for as long as a mount lasts. Later connections show the newest.
+pub(crate) async fn keep_certificate(env: Env, dir: NodeDir) {
+    let mut pause = RENEW_EVERY;
+    loop {
+        tokio::time::sleep(pause).await;
+        let renewed = match Guest::load(&env, &dir) {
+            Ok(Some(guest)) => guest.renew(&env, &dir).await,
+            Ok(None) => return,
+            Err(error) => Err(error),
+        };
+        pause = match renewed {
+            Ok(()) => RENEW_EVERY,
+            Err(error) => {
+                tracing::warn!(error = %format!("{error:#}"), "the certificate is not renewed");
+                RENEWAL_PAUSE
+            }
+        };
     }
 }

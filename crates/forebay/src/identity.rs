@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use base::env::Env;
@@ -9,7 +10,7 @@ use base::{ClusterId, Epoch, NodeId};
 use control::{Authority, NewKey};
 use serde::{Deserialize, Serialize};
 use wire::cluster::NodeAddresses;
-use wire::identity::Identity;
+use wire::identity::{Fingerprint, Identity};
 
 use crate::node::NodeDir;
 
@@ -17,6 +18,9 @@ use crate::node::NodeDir;
 pub(crate) const OWNER: NodeId = NodeId(0);
 /// What it tells others as its epoch then.
 pub(crate) const ONLY_EPOCH: Epoch = Epoch(1);
+
+/// How often a certificate is renewed, which is valid for a year.
+pub(crate) const RENEW_EVERY: Duration = Duration::from_secs(30 * 86_400);
 
 /// The name of this machine.
 pub(crate) fn hostname() -> String {
@@ -106,6 +110,12 @@ impl IdentityFiles {
         };
         let identity = Identity::new(&certificate, &key, &authorities);
         identity.map(Some).with_context(|| format!("not understood: {}", self.dir.display()))
+    }
+
+    /// The authority that this process believes.
+    pub(crate) fn believed(&self) -> Result<Fingerprint> {
+        let authorities = self.read("authorities.pem")?.context("there is no certificate")?;
+        Ok(Fingerprint::of_pem(&authorities)?)
     }
 
     /// Keeps the key of the cluster's authority.

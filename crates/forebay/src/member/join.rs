@@ -6,11 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use base::ClusterId;
 use base::env::Env;
 use bytes::Bytes;
 use control::{Token, check_address};
 use tokio::runtime::Handle;
 use wire::cluster::{JoinReply, JoinRequest, Joined, NewNode};
+use wire::identity::Fingerprint;
 use wire::link::{Dial, Peer, PeerOptions, connect_as_stranger};
 
 use crate::identity::{IdentityFiles, Membership, hostname};
@@ -69,7 +71,7 @@ pub(crate) async fn join(env: &Env, dir: &NodeDir, options: JoinOptions) -> Resu
         zone: options.zone,
         rack: options.rack,
     });
-    let JoinReply::Joined(joined) = show_token(env, &options.token, &request).await? else {
+    let JoinReply::Joined(joined) = ask_as_stranger(env, (&options.token).into(), &request).await? else {
         bail!("the node gave another answer");
     };
     let Joined { node, certificate, authorities, cluster_key, nodes, log, authority_key } = joined;
@@ -123,24 +125,40 @@ fn own_address(token: &Token) -> Result<SocketAddr> {
     bail!("no way to {}: is this machine on the network of the cluster?", token.addresses.join(", "))
 }
 
-/// Shows the token at one of the cluster's nodes.
-pub(crate) async fn show_token(env: &Env, token: &Token, request: &JoinRequest) -> Result<JoinReply> {
-    if token.addresses.is_empty() {
-        bail!("the token has no address of a node");
+/// What a process without a certificate knows of a cluster.
+#[derive(Clone)]
+pub(crate) struct Known {
+    pub(crate) cluster: ClusterId,
+    pub(crate) authority: Fingerprint,
+    /// `host:port` of nodes.
+    pub(crate) addresses: Vec<String>,
+}
+
+impl From<&Token> for Known {
+    fn from(token: &Token) -> Self {
+        Self { cluster: token.cluster, authority: token.authority, addresses: token.addresses.clone() }
     }
+}
+
+/// Asks one of the cluster's nodes without a certificate.
+pub(crate) async fn ask_as_stranger(env: &Env, known: Known, request: &JoinRequest) -> Result<JoinReply> {
+    if known.addresses.is_empty() {
+        bail!("no address of a node is known");
+    }
+    let tried = known.addresses.join(", ");
     // Why no node was reached, and which address is next.
     let failed: Arc<std::sync::Mutex<(String, usize)>> = Arc::default();
-    let (wanted, noted) = (token.clone(), failed.clone());
+    let noted = failed.clone();
     let dial: Dial = Arc::new(move || {
-        let (token, noted) = (wanted.clone(), noted.clone());
+        let (known, noted) = (known.clone(), noted.clone());
         Box::pin(async move {
             let turn = {
                 let mut noted = super::lock(&noted);
                 noted.1 += 1;
                 noted.1 - 1
             };
-            let address = &token.addresses[turn % token.addresses.len()];
-            let connecting = connect_as_stranger(address, token.cluster, token.authority);
+            let address = &known.addresses[turn % known.addresses.len()];
+            let connecting = connect_as_stranger(address, known.cluster, known.authority);
             let connected = tokio::time::timeout(ADDRESS_PATIENCE, connecting).await;
             let connected = connected.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
             if let Err(error) = &connected {
@@ -160,10 +178,6 @@ pub(crate) async fn show_token(env: &Env, token: &Token, request: &JoinRequest) 
     match answer {
         Ok(Ok(reply)) => Ok(reply),
         Ok(Err(declined)) => bail!("the cluster declines: {declined}"),
-        Err(_) => bail!(
-            "no node of the cluster answers: {} (tried {})",
-            super::lock(&failed).0,
-            token.addresses.join(", ")
-        ),
+        Err(_) => bail!("no node of the cluster answers: {} (tried {tried})", super::lock(&failed).0),
     }
 }

@@ -28,7 +28,7 @@ use wire::cluster::{ClusterReply, ClusterRequest, HostService};
 use wire::link::Services;
 
 use crate::engine::{EngineAddress, Supervised};
-use crate::identity::{IdentityFiles, Membership};
+use crate::identity::{IdentityFiles, Membership, RENEW_EVERY};
 use crate::node::{
     Addresses, CLIENTS_SOCKET, Clients, DriveMaker, DriveSettings, LocalDrives, MemoryPlan, Mounts, Network,
     Node, NodeDir, NodeFile, StartOptions, addresses_of, kept_settings, memory_budget, prepare_dir,
@@ -43,7 +43,7 @@ use mounts::MemberMounts;
 use owner::{ForAll, KnownOwner};
 
 use join::reached_at;
-pub(crate) use join::{JoinOptions, join, show_token};
+pub(crate) use join::{JoinOptions, Known, ask_as_stranger, join};
 pub(crate) use recover::{OtherNode, RecoverOptions, Recovery, recover};
 
 /// How often the node looks after its drives and mounts.
@@ -52,8 +52,7 @@ const TICK: Duration = Duration::from_secs(1);
 const ASK_PAUSE: Duration = Duration::from_millis(500);
 /// How long a start waits for an owner of the ledgers: the last one must be gone for certain before another takes them.
 const OWNER_PATIENCE: Duration = Duration::from_secs(10);
-/// How often the certificate is renewed, and the pause after that has failed.
-const RENEW_EVERY: Duration = Duration::from_secs(30 * 86_400);
+/// The pause after the certificate was not renewed.
 const RENEW_PAUSE: Duration = Duration::from_secs(60);
 /// Pause after S3 could not be started.
 const GATE_PAUSE: Duration = Duration::from_secs(5);
@@ -162,6 +161,8 @@ pub(crate) struct Member {
     problem: Mutex<Option<String>>,
     stopping: watch::Sender<bool>,
     tasks: Mutex<Vec<JoinHandle<()>>>,
+    /// Follows the records, and finds the owner. It ends after the mounts, whose sessions the owner ends.
+    following: Mutex<Option<JoinHandle<()>>>,
     /// The thread of the management socket.
     serving: Mutex<Option<std::thread::JoinHandle<()>>>,
     _lock: Arc<dyn File>,
@@ -237,6 +238,7 @@ impl Member {
             problem: Mutex::default(),
             stopping: watch::Sender::new(false),
             tasks: Mutex::default(),
+            following: Mutex::default(),
             serving: Mutex::default(),
             _lock: held,
         });
@@ -253,8 +255,8 @@ impl Member {
         self.publish().await;
         self.clients.listen(&self.dir, &self.runtime)?;
         self.network.listen(membership.listen, &self.runtime).await?;
+        *lock(&self.following) = Some(self.runtime.spawn(follow(self.clone())));
         let tasks = [
-            self.runtime.spawn(follow(self.clone())),
             self.runtime.spawn(publish_changes(self.clone())),
             self.runtime.spawn(look_after(self.clone())),
             self.runtime.spawn(renew(self.clone())),
@@ -375,6 +377,9 @@ impl Member {
 
     /// Starts S3 once the cluster is known, however long the owner takes to answer.
     fn begin_gate(self: &Arc<Self>) {
+        if *self.stopping.borrow() {
+            return;
+        }
         let member = self.clone();
         let begin = self.runtime.spawn(async move {
             let (here, drives) = (member.network.here(), member.host.clone() as Arc<dyn OwnDrives>);
@@ -493,6 +498,11 @@ impl Member {
         // What comes after this must not wait for a cluster that does not answer.
         let (gate, unmounted) = tokio::join!(self.gate.stop(), self.mounts.stop(mounts));
         let mut result = gate.and(unmounted);
+        let following = lock(&self.following).take();
+        if let Some(following) = following {
+            following.abort();
+            let _ = following.await;
+        }
         let role = lock(&self.role).take();
         if let Some(role) = role {
             let patience = if role.holds() { LEDGERS_PATIENCE } else { VAIN_PATIENCE };

@@ -15,6 +15,7 @@ use tokio::runtime::Handle;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::{About, Answer, Ask, PATIENCE, Place, READY, Spec, take_lock};
+use crate::guest::keep_certificate;
 use crate::log::{Log, Sink};
 use crate::node::NodeDir;
 use crate::remote::{RemoteFilesystem, Routes, Wanted};
@@ -63,7 +64,10 @@ fn run(spec: &str) -> Result<()> {
 async fn mount(env: &Env, dir: &NodeDir, spec: &Spec) -> Result<()> {
     let routes = match spec.home.node {
         Some(node) => Routes::beside(env, dir, node)?,
-        None => Routes::of_guest(env, dir, &spec.home.nodes)?,
+        None => {
+            tokio::spawn(keep_certificate(env.clone(), dir.clone()));
+            Routes::of_guest(env, dir, &spec.home.nodes)?
+        }
     };
     routes.set_nodes(&spec.home.nodes);
     let owner = routes.follow_owner(spec.home.owner);

@@ -32,14 +32,12 @@ use super::management::failed;
 use super::network::{Issuer, Network, addresses_of, ready_owner};
 use super::settings::Settings;
 use super::{Node, NodeDir, Seat, State};
-use crate::identity::IdentityFiles;
+use crate::identity::{IdentityFiles, RENEW_EVERY};
 
 /// How long a token may be valid: a year.
 const EXPIRES_IN_S_MAX: u64 = 366 * 86_400;
 /// Requests of operators at other nodes of which the answers are kept.
 const MANAGED_MAX: usize = 256;
-/// How often the certificate is renewed: thirty days.
-const RENEW_EVERY_NS: u64 = 30 * 86_400_000_000_000;
 /// Most addresses in a token.
 const TOKEN_ADDRESSES_MAX: usize = 6;
 /// Most tokens at a time.
@@ -71,7 +69,7 @@ impl Others {
     ) -> Result<Self> {
         let issuer = ready_owner(env, dir, control, &settings).await?;
         let network = Arc::new(Network::new(env, runtime, &IdentityFiles::new(env, dir))?);
-        let renew_ns = AtomicU64::new(env.clock.boot_ns() + RENEW_EVERY_NS);
+        let renew_ns = AtomicU64::new(env.clock.boot_ns() + RENEW_EVERY.as_nanos() as u64);
         Ok(Self { network, issuer, settings, renew_ns, answers: Mutex::default(), offers: None })
     }
 
@@ -112,7 +110,7 @@ impl Others {
         if now_ns < self.renew_ns.load(Ordering::Relaxed) {
             return Ok(());
         }
-        self.renew_ns.store(now_ns + RENEW_EVERY_NS, Ordering::Relaxed);
+        self.renew_ns.store(now_ns + RENEW_EVERY.as_nanos() as u64, Ordering::Relaxed);
         ready_owner(env, dir, control, &self.settings).await?;
         self.network.renew(&IdentityFiles::new(env, dir))
     }
@@ -204,6 +202,9 @@ impl JoinService for ForOthers {
             let new = match request {
                 JoinRequest::Join(new) => new,
                 JoinRequest::JoinClient(new) => return self.node.take_client_in(new).await.map_err(declined),
+                JoinRequest::RenewClient { client, request } => {
+                    return self.node.renew_client(client, &request).await.map_err(declined);
+                }
             };
             let joined = self.node.take_node_in(new).await.map_err(|error| {
                 tracing::warn!(error = %format!("{error:#}"), "a node may not join");
@@ -271,12 +272,27 @@ impl Node {
     /// Takes a client in that has a token.
     async fn take_client_in(&self, new: NewClient) -> Result<JoinReply> {
         let now_ns = self.env.clock.wall_ns();
-        let authority = &self.others.issuer.authority;
         let key = key_of_request(&new.request)?;
         let client = self.plan(|plan| Ok(plan.join_client(&new, &key, now_ns / 1_000_000_000)?)).await?;
-        let issued = authority.issue(self.cluster, Party::Client(client), &new.request, now_ns)?;
-        let state = self.state.lock().await;
         tracing::info!(client, name = new.name, "a client has joined");
+        self.certify_client(client, &new.request).await
+    }
+
+    /// Makes another certificate for a client, for the key that it joined with.
+    async fn renew_client(&self, client: u32, request: &[u8]) -> Result<JoinReply> {
+        let key = key_of_request(request)?;
+        let known = self.state.lock().await.cluster.clients.get(&client).map(|record| record.key.clone());
+        if known.as_ref() != Some(&key) {
+            bail!("client {client} is not in the cluster with this key");
+        }
+        self.certify_client(client, request).await
+    }
+
+    async fn certify_client(&self, client: u32, request: &[u8]) -> Result<JoinReply> {
+        let authority = &self.others.issuer.authority;
+        let now_ns = self.env.clock.wall_ns();
+        let issued = authority.issue(self.cluster, Party::Client(client), request, now_ns)?;
+        let state = self.state.lock().await;
         Ok(JoinReply::JoinedClient {
             client,
             certificate: issued.certificate_pem,
