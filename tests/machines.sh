@@ -50,6 +50,19 @@ machine_kill() {
 }
 machine_is_dead() { [ -z "$(ip netns pids "$PREFIX-$1")" ]; }
 
+# filter NAME RULE…: a chain of its own, so that faults may overlap.
+filter() {
+    local name=$1 rule
+    shift
+    {
+        echo "add table bridge faults"
+        echo "add chain bridge faults $name { type filter hook forward priority 0; }"
+        for rule in "$@"; do echo "add rule bridge faults $name $rule"; done
+    } | ip netns exec "$PREFIX-switch" nft -f -
+}
+filter_ends() { ip netns exec "$PREFIX-switch" nft delete chain bridge faults "$1"; }
+from_to() { echo "iifname \"port$1\" oifname \"port$2\" ${3:-} drop"; }
+
 member_start() { on "$1" timeout 120 "$FOREBAY" start "$WORK/$1" "${@:2}" </dev/null; }
 member_kill() { node_kill "$1"; }
 member_pid() { node_pid "$1"; }

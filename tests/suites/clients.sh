@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Machines that only mount: no process of a node, and no rights but those of their token. They outlive the machines of the cluster.
-LIMIT_S=$([ "${FOREBAY_TEST_LONG:-0}" = 1 ] && echo 900 || echo 240)
+LIMIT_S=$([ "${FOREBAY_TEST_LONG:-0}" = 1 ] && echo 900 || echo 300)
 source "$(dirname "$0")/../lib.sh"
 [ "$PLAIN" = 1 ] && exit 0
 source "$(dirname "$0")/../machines.sh"
@@ -105,6 +105,52 @@ rights() {
     [ "$(cat "$WORK/reads/mnt/open/shared")" = two ]
 }
 
+store_key() { awk -F' = ' "/$1/ { print \$2 }" "$WORK/store/admin-credentials"; }
+# Content moves to a store that the fourth machine serves, and leaves the drives.
+cold() {
+    on 4 timeout 120 "$FOREBAY" start "$WORK/store" --drives 1 --drive-size 512MiB --profile 1+0 --memory "$MEMORY" \
+        --s3 "$(address 4):9000" </dev/null
+    mkdir "$WORK/store/mnt/cold"
+    on 1 "$FOREBAY" store add "$WORK/1" cold --hostname "$(address 4)" --port 9000 --protocol HTTP --bucket cold \
+        --access-key-id "$(store_key access_key_id)" --secret-key "$(store_key secret)"
+    head -c 9000000 /dev/urandom >"$WORK/cold"
+    cp "$WORK/cold" "$WORK/2/mnt/cold"
+    sync_files "$WORK/2/mnt/cold"
+    on 2 "$FOREBAY" fs attach "$WORK/2" main cold --retention 1h --tiering-cue 10s
+    wait_until 90 is_stored "$WORK/2/mnt/cold"
+    on 2 "$FOREBAY" tier release "$WORK/2/mnt/cold"
+    is_away "$WORK/2/mnt/cold"
+    # By parts, and from the middle.
+    [ "$(dd if="$WORK/reads/mnt/cold" bs=1000 skip=5000 count=1 status=none | sha256sum)" = \
+        "$(dd if="$WORK/cold" bs=1000 skip=5000 count=1 status=none | sha256sum)" ]
+    cmp "$WORK/cold" "$WORK/all/mnt/cold"
+    wait_until 60 is_back "$WORK/2/mnt/cold"
+    cmp "$WORK/cold" "$WORK/reads/mnt/cold"
+    # The keys of the store are not for clients.
+    not grep -rq "$(store_key secret)" "$WORK/all" --exclude-dir=mnt
+}
+located() { on 2 "$FOREBAY" tier location "$1" --json | jq -e ".[0] | $2" >/dev/null; }
+is_stored() { located "$1" '.ssd_read_cache_bytes == 9000000'; }
+is_away() { located "$1" '.object_store_bytes == 9000000'; }
+is_back() { located "$1" '.object_store_bytes == 0'; }
+
+# A certificate that has expired is no obstacle: the key gets another one.
+renewed() {
+    local dir=$WORK/one/identity
+    on 4 timeout 60 "$FOREBAY" umount "$WORK/one" --fs other
+    openssl x509 -in "$dir/certificate.pem" -noout -ext subjectAltName | tail -1 | sed 's/^ */subjectAltName=/' >"$WORK/names"
+    echo "extendedKeyUsage=serverAuth,clientAuth" >>"$WORK/names"
+    openssl req -new -key "$dir/key.pem" -subj / -out "$WORK/request"
+    openssl x509 -req -in "$WORK/request" -CA "$dir/authorities.pem" -CAkey "$WORK/1/identity/authority-key.pem" \
+        -CAcreateserial -days 0 -extfile "$WORK/names" -out "$WORK/expired"
+    sleep 1
+    not openssl x509 -in "$WORK/expired" -noout -checkend 0
+    cp "$WORK/expired" "$dir/certificate.pem"
+    mount_client one --fs other
+    [ "$(cat "$WORK/one/mnt/file")" = other ]
+    openssl x509 -in "$dir/certificate.pem" -noout -checkend $((300 * 86400))
+}
+
 # Each machine of the cluster dies in turn, the owner of the metadata first.
 outlives() {
     local here other
@@ -138,6 +184,7 @@ whole() {
     wait_until 90 healthy 1
     on 1 timeout 200 "$FOREBAY" fsck "$WORK/1" </dev/null
     for node in 3 2 1; do on "$node" timeout 120 "$FOREBAY" stop "$WORK/$node" </dev/null; done
+    on 4 timeout 60 "$FOREBAY" stop "$WORK/store" </dev/null
 }
 
 machines_begin
@@ -146,6 +193,8 @@ check "three machines, their metadata in etcd" begin || exit 1
 check "clients join with their own tokens" joins || exit 1
 check "a client mounts, and sees what nodes see" mounts
 check "clients have the rights of their token" rights
+check "a client reads what only an object store has, and it comes back" cold
+check "an expired certificate is renewed" renewed
 check "a client outlives the machine that owns the metadata" outlives
 check "a client is removed" removed
 check "all is whole" whole

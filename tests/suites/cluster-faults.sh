@@ -68,18 +68,6 @@ follow_all() {
 
 # --- the network ---------------------------------------------------------------------------------------------------
 
-# filter NAME RULE…: a chain of its own, so that faults may overlap.
-filter() {
-    local name=$1 rule
-    shift
-    {
-        echo "add table bridge faults"
-        echo "add chain bridge faults $name { type filter hook forward priority 0; }"
-        for rule in "$@"; do echo "add rule bridge faults $name $rule"; done
-    } | ip netns exec "$PREFIX-switch" nft -f -
-}
-filter_ends() { ip netns exec "$PREFIX-switch" nft delete chain bridge faults "$1"; }
-from_to() { echo "iifname \"port$1\" oifname \"port$2\" ${3:-} drop"; }
 slow_begins() {
     ip netns exec "$PREFIX-switch" tc qdisc add dev "port$1" root tbf rate "$2" burst 16kb latency 400ms
     on "$1" tc qdisc add dev eth0 root tbf rate "$2" burst 16kb latency 400ms

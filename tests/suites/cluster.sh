@@ -171,6 +171,27 @@ lose_process() {
     same_tree "$WORK/tree" "$WORK/2/mnt/tree"
 }
 
+# Machines 2 and 3 do not reach each other, and neither owns the metadata. They go through the first one.
+lose_pair() {
+    under 2 pair_is_parted
+    wait_until 30 reaches_all 2
+    wait_until 60 healthy 1
+    same_tree "$WORK/tree" "$WORK/3/mnt/tree"
+}
+pair_is_parted() {
+    filter pair "$(from_to 2 3)" "$(from_to 3 2)"
+    wait_until 20 is_led 2
+    wait_until 20 is_led 3
+    head -c 9000000 /dev/urandom >"$WORK/parted"
+    timeout 15 cp "$WORK/parted" "$WORK/2/mnt/parted"
+    timeout 15 sync "$WORK/2/mnt/parted"
+    timeout 15 cmp "$WORK/parted" "$WORK/3/mnt/parted"
+    status 1 | jq -e '.state == "healthy"'
+    filter_ends pair
+}
+is_led() { status "$1" | jq -e 'any(.problems[]; contains("through node 0 only"))' >/dev/null; }
+reaches_all() { not is_led "$1"; }
+
 # The owner of the metadata dies and comes back: all others wait.
 lose_owner() {
     under 2 owner_dies
@@ -221,6 +242,7 @@ check "a machine without drives takes part and is removed" without_drives
 check "drives and addresses of another node change" orders_from_elsewhere
 check "a machine dies while others work" lose_machine
 check "the process of a node is killed beside its mount" lose_process
+check "two machines that do not reach each other go through the third" lose_pair
 check "the machine with the metadata dies and comes back" lose_owner
 check "two of three machines are away: everything waits" lose_two
 check "all is whole, and starts again as it was" whole

@@ -215,6 +215,16 @@ impl Blobs {
         store.put(id.key(self.link.cluster), blob).await
     }
 
+    /// Bytes of a blob as the store has them, not verified.
+    pub(crate) async fn unverified(
+        &self,
+        (serial, term): (u64, Epoch),
+        range: Range<u64>,
+    ) -> Result<Bytes, StoreError> {
+        let store = self.store().ok_or_else(|| StoreError::Unavailable("no store is attached".to_owned()))?;
+        store.get(self.id(serial, term).key(self.link.cluster), Some(range)).await
+    }
+
     /// Waits until a piece of this length can be brought back without evicting others.
     pub(crate) async fn turn(&self, len: u64) -> OwnedSemaphorePermit {
         let windows = (len.div_ceil(WINDOW) as u32 + 1).min(self.coming_back_most);

@@ -4,13 +4,13 @@
 
 use std::ops::Range;
 
-use base::{FsError, Ino};
+use base::{Epoch, FsError, Ino};
 use bytes::{Bytes, BytesMut};
 use futures_util::future::join_all;
 use futures_util::{StreamExt, stream};
 use wire::drive::{PutPurpose, ShardNote};
 use wire::meta::{Content, MapPiece, MetaReply, MetaRequest, REHYDRATED_MAX, Rehydrated};
-use wire::store::MovePace;
+use wire::store::{MovePace, StoreError};
 use wire::tier::BlobPlace;
 
 use crate::Client;
@@ -77,6 +77,12 @@ enum PieceSource {
     Fetched(u64, Bytes),
     /// They have yet to be fetched.
     Blob(Reach),
+}
+
+/// How far a read of these bytes brings back.
+fn reach_of(off: u64, len: u64) -> u64 {
+    let ahead = if len >= AHEAD_FROM { AHEAD_BYTES } else { 0 };
+    off.saturating_add(len).saturating_add(ahead)
 }
 
 impl Client {
@@ -188,14 +194,44 @@ impl Client {
 
     /// Brings the pieces of a read, and those that follow, back to drives in the background.
     pub(crate) fn bring_back(&self, node: &Node, off: u64, len: u64) {
+        let Some(store) = self.inner.blobs.store() else { return };
+        if let Some(other) = store.brings_back() {
+            other.was_read(node.ino, off, len);
+            return;
+        }
         if self.inner.blobs.is_paused(self.inner.env.clock.boot_ns()) {
             return;
         }
-        let reaches = if len >= AHEAD_FROM { off + len + AHEAD_BYTES } else { off + len };
-        let pieces = node.lock().map.whole_pieces(off, reaches);
+        let pieces = node.lock().map.whole_pieces(off, reach_of(off, len));
+        self.bring_pieces_back(node.ino, pieces);
+    }
+
+    /// Bytes of a blob as the object store has them, not verified, for a client that does not reach it.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub async fn read_blob(&self, serial: u64, term: Epoch, range: Range<u64>) -> Result<Bytes, StoreError> {
+        self.inner.blobs.unverified((serial, term), range).await
+    }
+
+    /// Brings back what another client has read of a file.
+    ///
+    /// # Errors
+    /// If the owner does not tell where it is.
+    pub async fn bring_back_for(&self, ino: Ino, off: u64, len: u64) -> Result<(), FsError> {
+        if self.inner.blobs.is_paused(self.inner.env.clock.boot_ns()) {
+            return Ok(());
+        }
+        let (pieces, _) = self.away_pieces(ino, off).await?;
+        let end = reach_of(off, len);
+        self.bring_pieces_back(ino, pieces.into_iter().filter(|piece| piece.off < end).collect());
+        Ok(())
+    }
+
+    fn bring_pieces_back(&self, ino: Ino, pieces: Vec<MapPiece>) {
         let away = pieces.into_iter().filter(|piece| matches!(piece.content, Content::Tiered(..)));
         for piece in away {
-            let (ino, key) = (node.ino, (node.ino, piece.off));
+            let key = (ino, piece.off);
             if !self.inner.room.fits_on_drives(2 * piece.len) {
                 return;
             }

@@ -248,7 +248,7 @@ impl Client {
 
     /// Releases extents from the drives that the store has, oldest first, regardless of age. Returns how many.
     async fn make_room_in_tier(&self) -> Result<u64, FsError> {
-        if self.inner.blobs.store().is_none() {
+        if self.inner.blobs.store().is_none_or(|store| store.brings_back().is_some()) {
             return Ok(0);
         }
         self.release_by(u64::MAX - 1, RELEASED_PER_ROUND).await.map(|released| released.extents)

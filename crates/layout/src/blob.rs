@@ -48,6 +48,17 @@ impl BlobId {
         let (bucket, serial) = (Reversed(self.ledger.0.into()), Reversed(self.serial));
         format!("B_{bucket}/{cluster}/d/I_{serial}/{}", self.term)
     }
+
+    /// The blob whose object has this key; `None`: a blob of the cluster has no such key.
+    pub fn of_key(key: &str, cluster: ClusterId) -> Option<Self> {
+        let reversed = |digits: &str| digits.chars().rev().collect::<String>().parse().ok();
+        let mut parts = key.split('/');
+        let bucket: u64 = reversed(parts.next()?.strip_prefix("B_")?)?;
+        let serial = reversed(parts.nth(2)?.strip_prefix("I_")?)?;
+        let term = Epoch(parts.next()?.parse().ok()?);
+        let id = Self { ledger: LedgerId(bucket.try_into().ok()?), serial, term };
+        Some(id).filter(|id| id.key(cluster) == key)
+    }
 }
 
 /// Decimal digits from the last to the first. Keys of consecutive numbers then differ early and spread over the
@@ -399,6 +410,26 @@ mod tests {
 
     const CLUSTER: ClusterId = ClusterId([0xab; 16]);
     const ID: BlobId = BlobId { ledger: LedgerId(1), serial: 120, term: Epoch(7) };
+
+    #[test]
+    fn a_key_names_its_blob_and_nothing_else_does() {
+        let ids = [ID, BlobId { ledger: LedgerId(120), serial: 0, term: Epoch(u64::MAX) }];
+        for id in ids {
+            assert_eq!(BlobId::of_key(&id.key(CLUSTER), CLUSTER), Some(id));
+            assert_eq!(BlobId::of_key(&id.key(CLUSTER), ClusterId([1; 16])), None);
+        }
+        let key = ID.key(CLUSTER);
+        let others = [
+            format!("{key}/"),
+            format!("{key}0x"),
+            format!("/{key}"),
+            key.replace("/d/", "/../d/"),
+            String::new(),
+        ];
+        for other in others.iter().chain([&key.replace("I_021", "I_0210"), &key.replace("I_021", "I_0+21")]) {
+            assert_eq!(BlobId::of_key(other, CLUSTER), None, "{other}");
+        }
+    }
 
     fn range(ino: u64) -> BlobRange {
         BlobRange {

@@ -25,6 +25,13 @@ pub enum JoinRequest {
     Join(NewNode),
     /// To become a client, which is no node. A repetition with the same key does no harm. Answer: `JoinedClient`.
     JoinClient(NewClient),
+    /// A client asks for another certificate for the key that it joined with; its own may have expired. Answer: `JoinedClient`.
+    RenewClient {
+        /// Its number.
+        client: u32,
+        /// A request for a certificate (PKCS #10, DER): proves that the client has the key.
+        request: Bytes,
+    },
 }
 
 /// A client that wants to join.

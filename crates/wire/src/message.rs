@@ -290,9 +290,10 @@ pub const OWNER: Operations = Operations(&[
 /// What standbys ask the owner of their ledger.
 pub const REPLICA: Operations = Operations(&[("Stored", 0x0180), ("Copy", 0x0181)]);
 /// What clients ask of the filesystems of a process.
-pub const VIEW: Operations = Operations(&[("Filesystem", 0x0190), ("Owner", 0x0191)]);
+pub const VIEW: Operations =
+    Operations(&[("Filesystem", 0x0190), ("Owner", 0x0191), ("Blob", 0x0192), ("Reads", 0x0193)]);
 /// What a process asks that is not in the cluster yet.
-pub const JOIN: Operations = Operations(&[("Join", 0x01a0), ("JoinClient", 0x01a1)]);
+pub const JOIN: Operations = Operations(&[("Join", 0x01a0), ("JoinClient", 0x01a1), ("RenewClient", 0x01a2)]);
 /// What nodes ask the owner of the control ledger.
 pub const CLUSTER: Operations = Operations(&[
     ("Records", 0x01b0),
@@ -347,7 +348,6 @@ impl Payload for crate::meta::MetaReply {}
 impl Payload for crate::replica::ReplicaRequest {}
 impl Payload for crate::replica::ReplicaReply {}
 impl Payload for crate::view::ViewRequest {}
-impl Payload for crate::view::ViewReply {}
 impl Payload for bool {}
 
 impl<T: Payload, E> Payload for Result<T, E> {
@@ -358,6 +358,21 @@ impl<T: Payload, E> Payload for Result<T, E> {
     fn set_payload(&mut self, payload: Bytes) {
         if let Ok(value) = self {
             value.set_payload(payload);
+        }
+    }
+}
+
+impl Payload for crate::view::ViewReply {
+    fn payload(&self) -> Bytes {
+        match self {
+            Self::Blob(Ok(part)) => part.bytes.clone(),
+            _ => Bytes::new(),
+        }
+    }
+
+    fn set_payload(&mut self, payload: Bytes) {
+        if let Self::Blob(Ok(part)) = self {
+            part.bytes = payload;
         }
     }
 }

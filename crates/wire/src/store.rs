@@ -6,6 +6,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use base::Ino;
 use bytes::Bytes;
 use layout::BLOB_BYTES_MAX;
 use serde::{Deserialize, Serialize};
@@ -16,7 +17,7 @@ use crate::BoxFuture;
 pub const NO_BUCKET: &str = "NoSuchBucket";
 
 /// Why a request to a store failed.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
     /// The object or its bucket does not exist. The text is the store's.
@@ -162,6 +163,16 @@ pub trait ObjectStore: Send + Sync {
     fn get(&self, key: String, range: Option<Range<u64>>) -> BoxFuture<'_, Result<Bytes, StoreError>>;
     /// Removes an object; succeeds if it does not exist.
     fn delete(&self, key: String) -> BoxFuture<'_, Result<(), StoreError>>;
+    /// What brings back what is read here; `None`: the reader does so itself.
+    fn brings_back(&self) -> Option<&dyn BringsBack> {
+        None
+    }
+}
+
+/// Brings what was read from blobs back to drives, for a client that may not do so itself.
+pub trait BringsBack: Send + Sync {
+    /// Bytes of a file were read from blobs. Does not wait, and may do nothing.
+    fn was_read(&self, ino: Ino, off: u64, len: u64);
 }
 
 /// How the connection is made.

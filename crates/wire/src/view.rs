@@ -1,15 +1,19 @@
 //! What a client in another process must know to use a filesystem: its ledger, its drives and groups, and its object store.
 
-use base::{ClusterId, DriveId, Epoch, FsError, LedgerId, NodeId, PgId};
+use base::{ClusterId, DriveId, Epoch, FsError, Ino, LedgerId, NodeId, PgId};
 use bytes::Bytes;
 use layout::{ClusterMap, Profile};
 use serde::{Deserialize, Serialize};
 
 use crate::BoxFuture;
 use crate::cluster::NodeAddresses;
+use crate::store::StoreError;
 
 /// The longest that a question waits for news.
 pub const NEWS_WAIT_MAX: std::time::Duration = std::time::Duration::from_secs(30);
+
+/// The most bytes of a blob in one answer.
+pub const BLOB_PART_MAX: u32 = 1 << 20;
 
 /// A question. A repetition does no harm.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,6 +34,41 @@ pub enum ViewRequest {
         /// How long to wait for news; at most [`NEWS_WAIT_MAX`].
         wait_ms: u32,
     },
+    /// Bytes of a blob of a filesystem, for a client that has no keys of the object store. Answer: `Blob`.
+    Blob {
+        /// The name of the filesystem.
+        filesystem: String,
+        /// The number of the blob.
+        serial: u64,
+        /// The epoch of the owner that wrote it.
+        term: Epoch,
+        /// The first byte.
+        off: u64,
+        /// Their number; not 0, and at most [`BLOB_PART_MAX`].
+        len: u32,
+    },
+    /// A client has read bytes of a file that only the object store has: they may come back to drives. Answer: `Same`.
+    Reads {
+        /// The name of the filesystem.
+        filesystem: String,
+        /// The file.
+        ino: Ino,
+        /// The first byte.
+        off: u64,
+        /// Their number.
+        len: u64,
+    },
+}
+
+impl ViewRequest {
+    /// The filesystem that it is about; `None`: it is about none.
+    pub fn filesystem(&self) -> Option<&str> {
+        match self {
+            Self::Filesystem { name, .. } => Some(name),
+            Self::Blob { filesystem, .. } | Self::Reads { filesystem, .. } => Some(filesystem),
+            Self::Owner { .. } => None,
+        }
+    }
 }
 
 /// The answer.
@@ -41,6 +80,16 @@ pub enum ViewReply {
     Filesystem(Box<FilesystemView>),
     /// The node that owns the ledgers, and its epoch, which grows with each owner.
     Owner(NodeId, Epoch),
+    /// Bytes of a blob, or why the object store did not give them.
+    Blob(Result<BlobPart, StoreError>),
+}
+
+/// Bytes of a blob.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BlobPart {
+    /// They travel beside the message.
+    #[serde(skip)]
+    pub bytes: Bytes,
 }
 
 /// A filesystem, and what its clients use.
@@ -78,6 +127,9 @@ pub struct FilesystemView {
     pub nodes: Vec<NodeAddresses>,
     /// Drives that may come back: their machines are not reached.
     pub away: Vec<DriveId>,
+    /// Whether there is an object store. A client without its keys asks for blobs instead.
+    #[serde(default)]
+    pub has_store: bool,
 }
 
 /// Tells clients of filesystems.

@@ -346,6 +346,9 @@ impl DriveService for MemDrive {
 /// Replies to hold back until a permit is given.
 type Hold = Box<dyn Fn(&MetaRequest) -> bool + Send + Sync>;
 
+/// The cluster in the names of blobs.
+pub const TIER_CLUSTER: ClusterId = ClusterId([7; 16]);
+
 /// The owner as one client sees it: counted, and with faults on the way.
 pub struct Wire {
     owner: Arc<Owner>,
@@ -592,10 +595,14 @@ impl World {
 
     /// As [`World::tiered_client`], with its way to the owner.
     pub async fn tiered_wired_client(&self, store: &Arc<MemStore>) -> (Client, Arc<Wire>) {
-        let store: Arc<dyn ObjectStore> = store.clone();
+        self.client_at(store.clone()).await
+    }
+
+    /// A client of a filesystem that is attached to some store, with its way to the owner.
+    pub async fn client_at(&self, store: Arc<dyn ObjectStore>) -> (Client, Arc<Wire>) {
         let (_, store) = watch::channel(Some(store));
         let tier = TierLink {
-            cluster: ClusterId([7; 16]),
+            cluster: TIER_CLUSTER,
             filesystem: 1,
             fetched_bytes_max: 40 << 20,
             returning_bytes_max: 64 << 20,

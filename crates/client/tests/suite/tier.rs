@@ -1,15 +1,21 @@
 //! Extents in an object store: extents that were uploaded and released from the drives are read as before, come back,
 //! and leave nothing behind.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::common::{Fault, MemStore, World, create, new_file, pattern, read_all, read_in_parts, run, until};
+use crate::common::{
+    Fault, MemStore, TIER_CLUSTER, World, create, new_file, pattern, read_all, read_in_parts, run, until,
+};
 use base::{FsError, Ino};
+use bytes::Bytes;
 use client::{Client, Fetched, FileKind, FileTiers, MakeNode, OpenIntent, RenameMode, SeekKind};
+use layout::BlobId;
+use wire::BoxFuture;
 use wire::meta::MetaRequest;
-use wire::store::{MovePace, StoreError};
+use wire::store::{BringsBack, MovePace, ObjectStore, Outgoing, StoreError};
 use wire::tier::{Stage, TierMode, TierRequest};
 
 const BLOB: u32 = 4 << 20;
@@ -109,6 +115,65 @@ fn content_that_left_the_drives_is_read_as_before_and_comes_back() {
         let third = world.client().await;
         assert!(read_all(&third, early[4].0).await.unwrap() == early[4].1);
         assert_eq!(store.gets.lock().unwrap().len(), gets);
+    });
+}
+
+/// The store of a client without keys: another client reads for it, and brings back what it tells.
+struct ThroughAnother {
+    other: Client,
+    told: tokio::sync::mpsc::UnboundedSender<(Ino, u64, u64)>,
+}
+
+impl ObjectStore for ThroughAnother {
+    fn put(&self, _key: String, _object: Outgoing) -> BoxFuture<'_, Result<(), StoreError>> {
+        unreachable!("it only reads")
+    }
+
+    fn get(&self, key: String, range: Option<Range<u64>>) -> BoxFuture<'_, Result<Bytes, StoreError>> {
+        let BlobId { serial, term, .. } = BlobId::of_key(&key, TIER_CLUSTER).unwrap();
+        Box::pin(async move { self.other.read_blob(serial, term, range.unwrap()).await })
+    }
+
+    fn delete(&self, _key: String) -> BoxFuture<'_, Result<(), StoreError>> {
+        unreachable!("it only reads")
+    }
+
+    fn brings_back(&self) -> Option<&dyn BringsBack> {
+        Some(self)
+    }
+}
+
+impl BringsBack for ThroughAnother {
+    fn was_read(&self, ino: Ino, off: u64, len: u64) {
+        let _ = self.told.send((ino, off, len));
+    }
+}
+
+#[test]
+fn a_client_without_keys_reads_through_another_that_brings_back() {
+    run("4+2", |world| async move {
+        let store = Arc::new(MemStore::default());
+        let (client, files) = all_away(&world, &store).await;
+        let (told, mut reads) = tokio::sync::mpsc::unbounded_channel();
+        let (other, wire) = world.client_at(Arc::new(ThroughAnother { other: client.clone(), told })).await;
+        for (ino, bytes) in &files {
+            assert!(read_in_parts(&other, *ino, 128 << 10).await.unwrap() == *bytes, "len={}", bytes.len());
+        }
+        // Nothing comes back by the reader itself.
+        assert!(wire.take_asked().iter().all(|request| !matches!(request, MetaRequest::Rehydrate(_))));
+        let whole: u64 = files.iter().map(|(_, bytes)| bytes.len() as u64).sum();
+        assert_eq!(client.tier_stat().await.unwrap().away.bytes, whole);
+        while let Ok((ino, off, len)) = reads.try_recv() {
+            client.bring_back_for(ino, off, len).await.unwrap();
+        }
+        for (ino, _) in &files {
+            while tiers(&client, *ino).await.away_bytes > 0 {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        }
+        for (ino, bytes) in &files {
+            assert!(read_all(&other, *ino).await.unwrap() == *bytes);
+        }
     });
 }
 

@@ -124,6 +124,10 @@ impl Manager {
         picture.version = env!("CARGO_PKG_VERSION").to_owned();
         picture.uptime_s = (self.member.env.clock.boot_ns() - self.member.started_ns) / 1_000_000_000;
         picture.s3 = self.member.gate.url();
+        let detours = self.member.network.fabric.detours();
+        picture.problems.extend(detours.into_iter().map(|(node, via)| {
+            format!("node {node} is reached from here through node {via} only: look at the network to it")
+        }));
         for filesystem in &mut picture.filesystems {
             let path = self.member.mounts.path_of(&filesystem.name);
             filesystem.mount = path.map(|path| path.display().to_string());

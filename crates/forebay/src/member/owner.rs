@@ -252,7 +252,7 @@ impl ViewService for ForAll {
     fn ask(&self, request: ViewRequest) -> BoxFuture<'_, Result<ViewReply, FsError>> {
         Box::pin(async move {
             match request {
-                ViewRequest::Filesystem { .. } => {
+                ViewRequest::Filesystem { .. } | ViewRequest::Blob { .. } | ViewRequest::Reads { .. } => {
                     let views = self.0.offers.borrow().views.clone();
                     views.ok_or(FsError::Disconnected)?.ask(request).await
                 }

@@ -19,7 +19,9 @@ use wire::drive::DriveService;
 use wire::link::{Connection, Server, Services, Trust};
 use wire::meta::MetaService;
 use wire::replica::ReplicaService;
-use wire::view::{FilesystemView, NEWS_WAIT_MAX, ViewReply, ViewRequest, ViewService};
+use wire::view::{
+    BLOB_PART_MAX, BlobPart, FilesystemView, NEWS_WAIT_MAX, ViewReply, ViewRequest, ViewService,
+};
 
 use super::{NodeDir, State};
 use crate::identity::{ONLY_EPOCH, OWNER};
@@ -29,17 +31,28 @@ pub(crate) const CLIENTS_SOCKET: &str = "clients.sock";
 /// Pause after a connection could not be accepted: there are too many descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Views of the filesystems, by name.
+/// A filesystem as others see it.
+#[derive(Clone)]
+struct Shown {
+    view: watch::Receiver<Arc<FilesystemView>>,
+    client: Client,
+}
+
+/// The filesystems, by name.
 #[derive(Default)]
-struct Views(Mutex<BTreeMap<String, watch::Receiver<Arc<FilesystemView>>>>);
+struct Views(Mutex<BTreeMap<String, Shown>>);
 
 impl Views {
-    fn all(&self) -> MutexGuard<'_, BTreeMap<String, watch::Receiver<Arc<FilesystemView>>>> {
+    fn all(&self) -> MutexGuard<'_, BTreeMap<String, Shown>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn client(&self, name: &str) -> Result<Client, FsError> {
+        self.all().get(name).map(|shown| shown.client.clone()).ok_or(FsError::NotFound)
+    }
+
     async fn filesystem(&self, name: &str, known: u64, wait: Duration) -> Result<ViewReply, FsError> {
-        let view = self.all().get(name).cloned();
+        let view = self.all().get(name).map(|shown| shown.view.clone());
         let mut view = view.ok_or(FsError::NotFound)?;
         let news = view.wait_for(|view| view.number != known);
         match tokio::time::timeout(wait, news).await {
@@ -56,6 +69,18 @@ impl ViewService for Views {
             match request {
                 ViewRequest::Filesystem { name, known, wait_ms } => {
                     self.filesystem(&name, known, wait(wait_ms)).await
+                }
+                ViewRequest::Blob { filesystem, serial, term, off, len } => {
+                    let client = self.client(&filesystem)?;
+                    if len == 0 || len > BLOB_PART_MAX {
+                        return Err(FsError::Invalid);
+                    }
+                    let end = off.checked_add(len.into()).ok_or(FsError::Invalid)?;
+                    let read = client.read_blob(serial, term, off..end).await;
+                    Ok(ViewReply::Blob(read.map(|bytes| BlobPart { bytes })))
+                }
+                ViewRequest::Reads { filesystem, ino, off, len } => {
+                    self.client(&filesystem)?.bring_back_for(ino, off, len).await.map(|()| ViewReply::Same)
                 }
                 ViewRequest::Owner { known, .. } if known != ONLY_EPOCH => {
                     Ok(ViewReply::Owner(OWNER, ONLY_EPOCH))
@@ -100,8 +125,10 @@ impl Clients {
                 client.note_use();
             }
         });
-        *self.views.all() =
-            state.filesystems.iter().map(|(name, entry)| (name.clone(), entry.view.subscribe())).collect();
+        let shown = state.filesystems.iter().map(|(name, entry)| {
+            (name.clone(), Shown { view: entry.view.subscribe(), client: entry.client.clone() })
+        });
+        *self.views.all() = shown.collect();
         let replicas = state
             .filesystems
             .values()

@@ -220,6 +220,7 @@ fn first_view(
         owner: place.here,
         nodes: Vec::new(),
         away: Vec::new(),
+        has_store: false,
     };
     fill(&mut view, record, topology);
     view
@@ -368,7 +369,10 @@ impl FilesystemEntry {
 
     /// Publishes the object store to clients in other processes.
     pub(super) fn show_store(&self) {
-        self.change_view(|view| view.store = self.tier.access().into());
+        self.change_view(|view| {
+            view.store = self.tier.access().into();
+            view.has_store = !view.store.is_empty();
+        });
     }
 
     fn change_view(&self, change: impl FnOnce(&mut FilesystemView)) {

@@ -100,7 +100,8 @@ impl Network {
             }
         };
         let (acceptor, server) = (self.acceptor.subscribe(), self.server.clone());
-        Ok(runtime.spawn(accept_loop(listener, acceptor, server, trust)))
+        let services = (server, self.fabric.clone());
+        Ok(runtime.spawn(accept_loop(listener, acceptor, services, trust)))
     }
 
     /// Ends all connections that others have opened. They open new ones, unless they are refused now.

@@ -1,5 +1,6 @@
 //! A filesystem whose owner and drives are in other processes, on this machine or elsewhere.
 
+mod blobs;
 mod routes;
 
 use std::collections::HashMap;
@@ -22,6 +23,7 @@ use wire::store::{ObjectStore, StoreAddress};
 use wire::view::{FilesystemView, NEWS_WAIT_MAX, ViewReply, ViewRequest, ViewService};
 
 use crate::node::MemoryPlan;
+use blobs::OwnersStore;
 
 pub(crate) use routes::{OwnDrives, Routes};
 
@@ -94,12 +96,13 @@ impl RemoteFilesystem {
         let first = tokio::time::timeout(FIRST_VIEW, first_view(owner.clone(), &wanted.name)).await;
         let view = first.context("the node that owns the metadata does not answer")??;
         let (topology, told_topology) = watch::channel(topology_of(routes, &view).await);
-        let (store, told_store) = watch::channel(store_of(env, &view));
+        let (store, told_store) =
+            watch::channel(store_of(env, &owner, &view, (&wanted.name, wanted.patience)));
         let client = open_client(env, &wanted, owner.clone(), &view, told_topology, told_store).await?;
         let pace = Arc::new(Pace::new(env.clone()));
         let damage = DamageKeeper::start(env.clone(), client.clone(), pace, &Handle::current());
         let told = Told { topology, store };
-        let news = follow_news(env.clone(), owner, wanted.name, view, told);
+        let news = follow_news(env.clone(), owner, (wanted.name, wanted.patience), view, told);
         Ok(Self { client, news: tokio::spawn(news), _damage: damage })
     }
 
@@ -158,7 +161,7 @@ async fn first_view(mut owner: Owner, name: &str) -> Result<FilesystemView> {
         let asked = tokio::time::timeout(NEWS_PAUSE * 5, views.ask(request)).await;
         match asked.unwrap_or(Err(FsError::Disconnected)) {
             Ok(ViewReply::Filesystem(view)) => return Ok(*view),
-            Ok(ViewReply::Same | ViewReply::Owner(..)) | Err(FsError::Disconnected) => {
+            Ok(ViewReply::Same | ViewReply::Owner(..) | ViewReply::Blob(_)) | Err(FsError::Disconnected) => {
                 tokio::time::sleep(NEWS_PAUSE).await;
             }
             Err(error) => return Err(error).with_context(|| format!("asking for filesystem {name}")),
@@ -194,9 +197,14 @@ async fn topology_of(routes: &Routes, view: &FilesystemView) -> Arc<Topology> {
     })
 }
 
-fn store_of(env: &Env, view: &FilesystemView) -> Option<Arc<dyn ObjectStore>> {
+fn store_of(
+    env: &Env,
+    owner: &Owner,
+    view: &FilesystemView,
+    (name, patience): (&str, Option<Duration>),
+) -> Option<Arc<dyn ObjectStore>> {
     if view.store.is_empty() {
-        return None;
+        return view.has_store.then(|| OwnersStore::new(owner, view, name, patience) as Arc<dyn ObjectStore>);
     }
     match StoreAccess::open(env, &view.store) {
         Ok(store) => Some(store),
@@ -300,7 +308,13 @@ struct Told {
 }
 
 /// Publishes each later view.
-async fn follow_news(env: Env, mut owner: Owner, name: String, mut view: FilesystemView, client: Told) {
+async fn follow_news(
+    env: Env,
+    mut owner: Owner,
+    (name, patience): (String, Option<Duration>),
+    mut view: FilesystemView,
+    client: Told,
+) {
     loop {
         let views = RemoteViews::new(&owner.peer().await);
         let wait_ms = NEWS_WAIT_MAX.as_millis() as u32;
@@ -311,13 +325,13 @@ async fn follow_news(env: Env, mut owner: Owner, name: String, mut view: Filesys
         };
         match answer {
             Ok(ViewReply::Filesystem(news)) => {
-                if news.store != view.store {
-                    client.store.send_replace(store_of(&env, &news));
+                if (&news.store, news.has_store) != (&view.store, view.has_store) {
+                    client.store.send_replace(store_of(&env, &owner, &news, (&name, patience)));
                 }
                 client.topology.send_replace(topology_of(&owner.routes, &news).await);
                 view = *news;
             }
-            Ok(ViewReply::Same | ViewReply::Owner(..)) => {}
+            Ok(ViewReply::Same | ViewReply::Owner(..) | ViewReply::Blob(_)) => {}
             Err(error) => {
                 tracing::debug!(%error, "no news of the filesystem");
                 tokio::time::sleep(NEWS_PAUSE).await;

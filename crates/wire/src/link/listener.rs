@@ -8,7 +8,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 
-use super::{Acceptor, Server, Trust};
+use super::tls::Wants;
+use super::{Acceptor, Fabric, Server, Trust, way};
 use crate::identity::Party;
 
 /// Most handshakes at a time. More wait in the backlog of the system.
@@ -17,24 +18,31 @@ const HANDSHAKES_MAX: usize = 64;
 const STRANGERS_MAX: usize = 16;
 /// How long a connection without a certificate may last.
 const STRANGER_TIME: Duration = Duration::from_secs(30);
+/// Most ways to other nodes at a time: of nodes, and as many of clients.
+const WAYS_MAX: usize = 128;
 /// The pause after the system gave no connection, for want of descriptors for example.
 const PAUSE: Duration = Duration::from_millis(100);
 
 struct Door<T> {
     server: Arc<Server>,
+    others: Arc<Fabric>,
     trust: T,
     strangers: Semaphore,
+    node_ways: Semaphore,
+    client_ways: Semaphore,
 }
 
-/// Serves connections for ever, each as its party is trusted; `None` ends it. When this future is dropped, they end. The newest
-/// acceptor takes the next connection.
+/// Serves connections for ever, each as its party is trusted; `None` ends it. Nodes and clients that do not reach one of `others` are led
+/// there. When this future is dropped, all connections end. The newest acceptor takes the next connection.
 pub async fn accept_loop(
     listener: TcpListener,
     acceptor: watch::Receiver<Arc<Acceptor>>,
-    server: Arc<Server>,
+    (server, others): (Arc<Server>, Arc<Fabric>),
     trust: impl Fn(Option<Party>) -> Option<Trust> + Send + Sync + 'static,
 ) {
-    let door = Arc::new(Door { server, trust, strangers: Semaphore::new(STRANGERS_MAX) });
+    let (node_ways, client_ways) = (Semaphore::new(WAYS_MAX), Semaphore::new(WAYS_MAX));
+    let strangers = Semaphore::new(STRANGERS_MAX);
+    let door = Arc::new(Door { server, others, trust, strangers, node_ways, client_ways });
     let handshakes = Arc::new(Semaphore::new(HANDSHAKES_MAX));
     let mut connections = JoinSet::new();
     loop {
@@ -76,9 +84,20 @@ impl<T: Fn(Option<Party>) -> Option<Trust>> Door<T> {
         acceptor: &Acceptor,
         handshake: OwnedSemaphorePermit,
     ) -> io::Result<()> {
-        let (connection, party) = acceptor.accept(stream).await?;
+        let (connection, party, wants) = acceptor.accept(stream).await?;
         drop(handshake);
         let Some(trust) = (self.trust)(party) else { return Ok(()) };
+        if wants == Wants::Way {
+            let ways = match trust {
+                Trust::Full => &self.node_ways,
+                Trust::Client(_) => &self.client_ways,
+                Trust::Stranger => {
+                    return Err(io::Error::other("no way for a process without a certificate"));
+                }
+            };
+            let _one_of_few = ways.try_acquire().map_err(io::Error::other)?;
+            return way::lead(connection.stream, |node| self.others.addresses(node)).await;
+        }
         let serving = self.server.clone().serve(connection, trust);
         if party.is_some() {
             return serving.await;

@@ -7,7 +7,7 @@
 //! Servers never open connections: events come on the client's.
 //!
 //! Between machines, an [`Acceptor`] and a [`Connector`] make connections of TCP and TLS, [`accept_loop`] serves them, and a
-//! [`Fabric`] has a peer for each other node.
+//! [`Fabric`] has a peer for each other node. A node that does not answer is reached through another one.
 
 mod cluster;
 mod drive;
@@ -21,6 +21,7 @@ mod replica;
 mod server;
 mod tls;
 mod view;
+mod way;
 
 #[cfg(test)]
 pub(crate) mod authority;

@@ -567,23 +567,27 @@ impl Server {
     ) -> Result<Result<ViewReply, FsError>, Refusal> {
         let Packed { code, payload, .. } = &frame.message;
         let request = message::unpack_request(&VIEW, *code, fields, payload.clone());
-        let request = request.map_err(|error| refusal(&error))?;
+        let request: ViewRequest = request.map_err(|error| refusal(&error))?;
         let services = self.services();
         let views = services.views.as_ref().ok_or(Refusal::Elsewhere)?;
-        match (trust, &request) {
-            (Trust::Full, _) | (Trust::Client(_), ViewRequest::Owner { .. }) => Ok(views.ask(request).await),
-            (Trust::Client(rights), ViewRequest::Filesystem { name, .. })
-                if rights.filesystems.contains(name) =>
-            {
-                let mut answer = views.ask(request).await;
-                if let Ok(ViewReply::Filesystem(view)) = &mut answer {
-                    // The keys of the object store are for all that is there.
-                    view.store = bytes::Bytes::new();
-                }
-                Ok(answer)
+        let may_ask = match trust {
+            Trust::Full => true,
+            Trust::Client(rights) => {
+                request.filesystem().is_none_or(|name| rights.filesystems.contains(name))
             }
-            (Trust::Client(_) | Trust::Stranger, _) => Ok(Err(FsError::NotPermitted)),
+            Trust::Stranger => false,
+        };
+        if !may_ask {
+            return Ok(Err(FsError::NotPermitted));
         }
+        let mut answer = views.ask(request).await;
+        if let Ok(ViewReply::Filesystem(view)) = &mut answer
+            && *trust != Trust::Full
+        {
+            // The keys of the object store are for all that is there.
+            view.store = bytes::Bytes::new();
+        }
+        Ok(answer)
     }
 
     async fn ask_joins(&self, frame: &Frame, fields: &[u8]) -> Frame {

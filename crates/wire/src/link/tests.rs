@@ -70,6 +70,9 @@ impl ViewService for TestOwner {
     fn ask(&self, request: ViewRequest) -> BoxFuture<'_, Result<ViewReply, FsError>> {
         let is_known = match request {
             ViewRequest::Filesystem { name, .. } => name == "main",
+            ViewRequest::Blob { filesystem, .. } | ViewRequest::Reads { filesystem, .. } => {
+                filesystem == "main"
+            }
             ViewRequest::Owner { .. } => true,
         };
         Box::pin(async move { if is_known { Ok(ViewReply::Same) } else { Err(FsError::NotFound) } })
@@ -347,14 +350,22 @@ fn a_standby_gets_a_copy_of_the_store_and_a_client_that_is_not_trusted_does_not(
 
 #[test]
 fn only_a_trusted_client_gets_a_view_of_a_filesystem() {
-    let ask = |trust, name: &str| {
-        let request = ViewRequest::Filesystem { name: name.to_owned(), known: 0, wait_ms: 0 };
-        run(async move { RemoteViews::new(&Pair::trusting(trust).peer).ask(request).await })
-    };
-    assert_eq!(ask(Trust::Full, "main"), Ok(ViewReply::Same));
-    assert_eq!(ask(Trust::Full, "other"), Err(FsError::NotFound));
-    assert_eq!(ask(client_of(LEDGER), "main"), Ok(ViewReply::Same));
-    assert_eq!(ask(client_of(LEDGER), "other"), Err(FsError::NotPermitted));
+    type Request = fn(String) -> ViewRequest;
+    let requests: [Request; 3] = [
+        |name| ViewRequest::Filesystem { name, known: 0, wait_ms: 0 },
+        |filesystem| ViewRequest::Blob { filesystem, serial: 1, term: Epoch(1), off: 0, len: 1 },
+        |filesystem| ViewRequest::Reads { filesystem, ino: Ino(1), off: 0, len: 1 },
+    ];
+    for request in requests {
+        let ask = |trust, name: &str| {
+            let request = request(name.to_owned());
+            run(async move { RemoteViews::new(&Pair::trusting(trust).peer).ask(request).await })
+        };
+        assert_eq!(ask(Trust::Full, "main"), Ok(ViewReply::Same));
+        assert_eq!(ask(Trust::Full, "other"), Err(FsError::NotFound));
+        assert_eq!(ask(client_of(LEDGER), "main"), Ok(ViewReply::Same));
+        assert_eq!(ask(client_of(LEDGER), "other"), Err(FsError::NotPermitted));
+    }
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use base::ClusterId;
+use base::{ClusterId, NodeId};
 use rustls::client::Resumption;
 use rustls::crypto::{CryptoProvider, ring};
 use rustls::pki_types::ServerName;
@@ -17,15 +17,20 @@ use rustls::sign::SingleCertAndKey;
 use rustls::{ClientConfig, ServerConfig};
 use tokio::io::{AsyncRead, AsyncWrite, BufReader};
 use tokio::net::TcpStream;
+use tokio::sync::watch;
+use tokio_rustls::client::TlsStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use super::Connection;
+use super::way::{self, Detour};
 use crate::identity::{Fingerprint, Identity, IdentityError, Party, party_of};
 use named::Named;
 use verify::{Authority, Expected, NodeVerifier, in_plain_words, refused};
 
 /// The protocol that both sides must name.
 const PROTOCOL: &[u8] = b"forebay/1";
+/// The one by which a way to another node is asked for.
+const WAY: &[u8] = b"forebay-way/1";
 /// How long the other side may take until both know each other.
 const HANDSHAKE: Duration = Duration::from_secs(5);
 /// Bytes that are read at once, about a record. `rustls` asks for 4 KiB at a time, which would be a call of the system each.
@@ -39,6 +44,15 @@ fn provider() -> Arc<CryptoProvider> {
     let cipher_suites =
         vec![TLS13_AES_128_GCM_SHA256, TLS13_AES_256_GCM_SHA384, TLS13_CHACHA20_POLY1305_SHA256];
     Arc::new(CryptoProvider { cipher_suites, ..ring::default_provider() })
+}
+
+/// What the other side of a connection wants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wants {
+    /// To ask services.
+    Services,
+    /// A way to another node.
+    Way,
 }
 
 /// Accepts connections from processes of the cluster.
@@ -63,7 +77,7 @@ impl Acceptor {
             .map_err(IdentityError::Unusable)?
             .with_client_cert_verifier(clients)
             .with_cert_resolver(Arc::new(SingleCertAndKey::from(identity.key.clone())));
-        config.alpn_protocols = vec![PROTOCOL.to_vec()];
+        config.alpn_protocols = vec![PROTOCOL.to_vec(), WAY.to_vec()];
         // Each connection is checked anew: a resumed one would still have a certificate that has expired.
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
@@ -75,20 +89,23 @@ impl Acceptor {
     /// # Errors
     /// If the certificate of the other side has expired, is not valid yet, or is of another authority or cluster; if the other side
     /// speaks another protocol, or takes longer than five seconds. The text says which.
-    pub async fn accept(&self, stream: TcpStream) -> io::Result<(Connection, Option<Party>)> {
+    pub async fn accept(&self, stream: TcpStream) -> io::Result<(Connection, Option<Party>, Wants)> {
         let address = stream.peer_addr()?.to_string();
         stream.set_nodelay(true)?;
         let stream = shake_hands(&address, self.tls.accept(buffered(stream))).await?;
         let (_, session) = stream.get_ref();
-        check_protocol(&address, session.alpn_protocol())?;
+        let wants = match session.alpn_protocol() {
+            Some(WAY) => Wants::Way,
+            other => check_protocol(&address, other, PROTOCOL).map(|()| Wants::Services)?,
+        };
         let shown = session.peer_certificates().and_then(|chain| chain.first());
-        let Some(certificate) = shown else { return Ok((Connection::over(stream), None)) };
+        let Some(certificate) = shown else { return Ok((Connection::over(stream), None, wants)) };
         let (party, cluster) =
             party_of(certificate).map_err(|error| refused(format!("{address}: {error}")))?;
         if cluster != self.cluster {
             return Err(refused(format!("the certificate at {address} is of another cluster")));
         }
-        Ok((Connection::over(stream), Some(party)))
+        Ok((Connection::over(stream), Some(party), wants))
     }
 }
 
@@ -113,6 +130,30 @@ impl Connector {
         let cluster = self.identity.cluster();
         let authority = Authority::Known(roots.clone());
         client_config(authority, cluster, Expected::Party(party), Some(SingleCertAndKey::from(key.clone())))
+    }
+
+    /// Connects to the node `wanted` through the node `via` at this address. The connection ends at the next change of `back`.
+    ///
+    /// # Errors
+    /// As [`Connector::connect`], and if `wanted` is not reached from there.
+    pub(super) async fn connect_through(
+        &self,
+        address: &str,
+        via: NodeId,
+        wanted: NodeId,
+        back: watch::Receiver<u64>,
+    ) -> io::Result<Connection> {
+        let mut config = self.config(Party::Node(via)).map_err(io::Error::other)?;
+        config.alpn_protocols = vec![WAY.to_vec()];
+        let mut outer = connect_tls(address, config).await?;
+        check_protocol(address, outer.get_ref().1.alpn_protocol(), WAY)?;
+        way::ask(&mut outer, wanted).await?;
+        let config = self.config(Party::Node(wanted)).map_err(io::Error::other)?;
+        let name = format!("node {wanted}, reached through {address}");
+        let inner = begin_tls(config, BufReader::with_capacity(READ_BYTES, outer))?;
+        let inner = shake_hands(&name, inner).await?;
+        check_protocol(&name, inner.get_ref().1.alpn_protocol(), PROTOCOL)?;
+        Ok(Connection::over(Detour::new(Named { stream: inner, address: name }, back)))
     }
 
     /// Connects to `address` ("host:port", IPv6 in brackets; names are resolved), where this party must be.
@@ -163,17 +204,28 @@ fn client_config(
 }
 
 async fn connect(address: &str, config: ClientConfig) -> io::Result<Connection> {
-    let connector = TlsConnector::from(Arc::new(config));
-    // The verifier knows whom it expects, and the name is not sent.
-    let name = ServerName::try_from("forebay.internal").map_err(io::Error::other)?;
+    let stream = connect_tls(address, config).await?;
+    check_protocol(address, stream.get_ref().1.alpn_protocol(), PROTOCOL)?;
+    Ok(Connection::over(Named { stream, address: address.to_owned() }))
+}
+
+async fn connect_tls(address: &str, config: ClientConfig) -> io::Result<TlsStream<BufReader<TcpStream>>> {
     let connected = async {
         let stream = TcpStream::connect(address).await?;
         stream.set_nodelay(true)?;
-        connector.connect(name, buffered(stream)).await
+        begin_tls(config, buffered(stream))?.await
     };
-    let stream = shake_hands(address, connected).await?;
-    check_protocol(address, stream.get_ref().1.alpn_protocol())?;
-    Ok(Connection::over(Named { stream, address: address.to_owned() }))
+    shake_hands(address, connected).await
+}
+
+/// The handshake of the side that connects.
+fn begin_tls<T: AsyncRead + AsyncWrite + Unpin>(
+    config: ClientConfig,
+    stream: T,
+) -> io::Result<tokio_rustls::Connect<T>> {
+    // The verifier knows whom it expects, and the name is not sent.
+    let name = ServerName::try_from("forebay.internal").map_err(io::Error::other)?;
+    Ok(TlsConnector::from(Arc::new(config)).connect(name, stream))
 }
 
 fn buffered(stream: TcpStream) -> BufReader<TcpStream> {
@@ -193,9 +245,9 @@ async fn shake_hands<T: AsyncRead + AsyncWrite>(
     }
 }
 
-fn check_protocol(address: &str, agreed: Option<&[u8]>) -> io::Result<()> {
+fn check_protocol(address: &str, agreed: Option<&[u8]>, expected: &[u8]) -> io::Result<()> {
     match agreed {
-        Some(PROTOCOL) => Ok(()),
+        Some(agreed) if agreed == expected => Ok(()),
         _ => Err(refused(format!("{address} does not speak the protocol of the cluster"))),
     }
 }

@@ -19,8 +19,9 @@ use crate::lock::{FileLock, LockSpace};
 use crate::meta::*;
 use crate::object::ObjectRequest;
 use crate::replica::{CopyPart, ReplicaReply, ReplicaRequest};
+use crate::store::StoreError;
 use crate::tier::TierRequest;
-use crate::view::{FilesystemView, ViewReply, ViewRequest};
+use crate::view::{BlobPart, FilesystemView, ViewReply, ViewRequest};
 
 /// Reads the names of an enum's variants, and nothing else.
 struct Names<'a>(&'a mut &'static [&'static str]);
@@ -248,6 +249,8 @@ fn view_requests() -> Vec<ViewRequest> {
     vec![
         ViewRequest::Filesystem { name: "main".to_owned(), known: 2, wait_ms: 30_000 },
         ViewRequest::Owner { known: Epoch(3), wait_ms: 30_000 },
+        ViewRequest::Blob { filesystem: "main".to_owned(), serial: 9, term: Epoch(3), off: 4096, len: 8192 },
+        ViewRequest::Reads { filesystem: "main".to_owned(), ino: base::Ino(300), off: 4096, len: 8192 },
     ]
 }
 
@@ -276,6 +279,7 @@ fn view() -> ViewReply {
         owner: NodeId(2),
         nodes: addresses(),
         away: vec![DriveId(4)],
+        has_store: true,
     }))
 }
 
@@ -520,6 +524,14 @@ fn others() -> Vec<(&'static str, Vec<u8>)> {
         ("answer: stat", encoding::encode(&DriveReply::Stat(stat()))),
         ("answer: copied", encoding::encode(&Ok::<_, FsError>(copied()))),
         ("answer: view", encoding::encode(&Ok::<_, FsError>(view()))),
+        (
+            "answer: blob",
+            encoding::encode(&Ok::<_, FsError>(ViewReply::Blob(Ok(BlobPart { bytes: Bytes::new() })))),
+        ),
+        (
+            "answer: no blob",
+            encoding::encode(&Ok::<_, FsError>(ViewReply::Blob(Err(StoreError::NotFound("why".to_owned()))))),
+        ),
         ("event: recall", event(OwnerEvent::Recall { lease: lease(), keep: Some(LeaseKind::Attr) })),
         (
             "event: forget",
@@ -560,7 +572,9 @@ fn messages_have_the_golden_bytes() {
     all.extend(lines(OWNER, owner_requests()));
     all.extend(lines(REPLICA, replica_requests()));
     all.extend(lines(VIEW, view_requests()));
-    all.extend(lines(JOIN, vec![JoinRequest::Join(new_node()), JoinRequest::JoinClient(new_client())]));
+    let renew = JoinRequest::RenewClient { client: 7, request: Bytes::from_static(b"request") };
+    let joins = vec![JoinRequest::Join(new_node()), JoinRequest::JoinClient(new_client()), renew];
+    all.extend(lines(JOIN, joins));
     all.extend(lines(CLUSTER, cluster_requests()));
     all.extend(lines(HOST, host_requests()));
     all.extend(lines(DRIVE, drive_requests()));

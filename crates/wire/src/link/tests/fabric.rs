@@ -2,6 +2,7 @@
 
 use base::NodeId;
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 
 use super::listener::Machine;
 use super::*;
@@ -98,6 +99,88 @@ fn the_address_that_worked_is_tried_first() {
             peer.contact().wait_for(|now| now.is_there && now.losses == losses).await.unwrap();
             assert!(!has_come().await);
         }
+    });
+}
+
+/// Node 4 does not reach node 3. Each of these machines does.
+async fn led_by(others: &Others, machine: &Machine, leaders: &[(u32, &Machine)]) -> Arc<Peer> {
+    let mut nodes = BTreeMap::from([(NODE, vec![dead_address().await])]);
+    for (node, leader) in leaders {
+        leader.fabric.set_nodes(BTreeMap::from([(NODE, vec![machine.address.clone()])]));
+        nodes.insert(NodeId(*node), vec![leader.address.clone()]);
+    }
+    others.fabric.set_nodes(nodes);
+    others.fabric.peer(NODE).unwrap()
+}
+
+#[test]
+fn a_node_is_reached_through_another_until_it_answers_by_itself() {
+    run(async {
+        let others = Others::new();
+        let machine = others.machine().await;
+        let leader = Machine::new(&others.authority.node(5)).await;
+        let peer = led_by(&others, &machine, &[(5, &leader)]).await;
+        is_there(&peer, true).await;
+        assert_eq!(others.fabric.detours(), [(NODE, NodeId(5))]);
+        let (drive, owner) = (RemoteDrive::new(&peer, DRIVE).await, RemoteOwner::new(&peer, LEDGER));
+        for extent in 0..10 {
+            drive.put(put(extent, 256)).await.unwrap();
+        }
+        let get = GetShard { key: put(7, 1).key, first_block: 0, blocks: 256, purpose: GetPurpose::Read };
+        assert_eq!(drive.get(get).await.unwrap().bytes, vec![7; 1 << 20]);
+        let beats = futures_util::future::join_all((0..400).map(|seq| owner.call(id(seq), beat(seq)))).await;
+        assert!(beats.iter().all(Result::is_ok));
+        // Its own address works again.
+        let nodes = [(NODE, vec![machine.address.clone()]), (NodeId(5), vec![leader.address.clone()])];
+        others.fabric.set_nodes(BTreeMap::from(nodes));
+        let mut contact = peer.contact();
+        contact.wait_for(|now| now.is_there && now.losses == 1).await.unwrap();
+        assert_eq!(others.fabric.detours(), []);
+        drop(leader);
+        drive.put(put(20, 256)).await.unwrap();
+        assert!(tokio::time::timeout(Duration::from_secs(1), contact.changed()).await.is_err());
+    });
+}
+
+#[test]
+fn another_leads_when_the_one_that_led_is_gone() {
+    run(async {
+        let others = Others::new();
+        let machine = others.machine().await;
+        let (fifth, sixth) = (others.authority.node(5), others.authority.node(6));
+        let mut leaders = BTreeMap::from([(5, Machine::new(&fifth).await), (6, Machine::new(&sixth).await)]);
+        let peer = led_by(&others, &machine, &[(5, &leaders[&5]), (6, &leaders[&6])]).await;
+        is_there(&peer, true).await;
+        let [(NODE, first)] = others.fabric.detours()[..] else { panic!("it is reached through another") };
+        leaders.remove(&first.0);
+        peer.contact().wait_for(|now| now.is_there && now.losses > 0).await.unwrap();
+        let left = NodeId(*leaders.keys().next().unwrap());
+        assert_eq!(others.fabric.detours(), [(NODE, left)]);
+    });
+}
+
+#[test]
+fn there_is_no_way_to_unknown_nodes_and_none_for_strangers() {
+    run(async {
+        let others = Others::new();
+        let machine = others.machine().await;
+        let leader = Machine::new(&others.authority.node(5)).await;
+        leader.fabric.set_nodes(BTreeMap::from([(NODE, vec![machine.address.clone()])]));
+        let connector = Connector::new(&others.authority.node(4)).unwrap();
+        let (_back, told) = watch::channel(0);
+        let through = async |leader: &Machine, wanted| {
+            let asked = connector.connect_through(&leader.address, NodeId(5), NodeId(wanted), told.clone());
+            asked.await.map(drop).map_err(|error| error.kind())
+        };
+        assert_eq!(through(&leader, 3).await, Ok(()));
+        assert_eq!(through(&leader, 9).await, Err(io::ErrorKind::HostUnreachable));
+        let strict = Machine::trusting(&others.authority.node(5), |_| Some(Trust::Stranger)).await;
+        strict.fabric.set_nodes(BTreeMap::from([(NODE, vec![machine.address.clone()])]));
+        assert!(through(&strict, 3).await.is_err());
+        // Nobody else passes for the node at the end of the way.
+        let false_one = Machine::new(&others.authority.node(7)).await;
+        leader.fabric.set_nodes(BTreeMap::from([(NODE, vec![false_one.address.clone()])]));
+        assert!(through(&leader, 3).await.is_err());
     });
 }
 

@@ -14,6 +14,8 @@ use crate::link::authority::{Authority, CLUSTER, expired};
 pub(super) struct Machine {
     pub(super) address: String,
     pub(super) acceptor: watch::Sender<Arc<Acceptor>>,
+    /// The nodes that it reaches.
+    pub(super) fabric: Arc<Fabric>,
     socket: std::net::TcpListener,
     server: Arc<Server>,
     trust: fn(Option<Party>) -> Option<Trust>,
@@ -25,13 +27,15 @@ impl Machine {
         Self::trusting(identity, |_| Some(Trust::Full)).await
     }
 
-    async fn trusting(identity: &Identity, trust: fn(Option<Party>) -> Option<Trust>) -> Self {
+    pub(super) async fn trusting(identity: &Identity, trust: fn(Option<Party>) -> Option<Trust>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let acceptor = watch::Sender::new(Arc::new(Acceptor::new(identity).unwrap()));
         let server = Server::new(&Env::real(), services(&Arc::new(TestOwner::default()), 1));
         let (socket, serving) = (listener.into_std().unwrap(), JoinSet::new());
-        let mut machine = Self { address, acceptor, socket, server, trust, serving };
+        let (runtime, connector) = (tokio::runtime::Handle::current(), Connector::new(identity).unwrap());
+        let fabric = Fabric::new(Env::real(), runtime, connector, 1);
+        let mut machine = Self { address, acceptor, fabric, socket, server, trust, serving };
         machine.restart();
         machine
     }
@@ -40,7 +44,8 @@ impl Machine {
     pub(super) fn restart(&mut self) {
         self.serving = JoinSet::new();
         let listener = TcpListener::from_std(self.socket.try_clone().unwrap()).unwrap();
-        self.serving.spawn(accept_loop(listener, self.acceptor.subscribe(), self.server.clone(), self.trust));
+        let services = (self.server.clone(), self.fabric.clone());
+        self.serving.spawn(accept_loop(listener, self.acceptor.subscribe(), services, self.trust));
     }
 
     /// A peer that finds node 3 here.

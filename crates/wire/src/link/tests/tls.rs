@@ -10,6 +10,7 @@ use tokio::net::{TcpListener, TcpStream};
 use super::*;
 use crate::identity::{Fingerprint, Identity, Party};
 use crate::link::authority::{Authority, CLUSTER, OTHER_CLUSTER, expired, not_yet_valid};
+use crate::link::tls::Wants;
 
 const NODE: Party = Party::Node(NodeId(3));
 
@@ -27,11 +28,11 @@ async fn meet<C: Future<Output = io::Result<Connection>>>(
     let accept = async { acceptor.accept(listener.accept().await.unwrap().0).await };
     let (accepted, mut connected) = tokio::join!(accept, connect(address));
     let accepted = match (accepted, &mut connected) {
-        (Ok((mut there, party)), Ok(here)) => {
+        (Ok((mut there, party, Wants::Services)), Ok(here)) => {
             exchange(&mut there, here).await;
             Ok(party)
         }
-        (accepted, _) => accepted.map(|(_, party)| party),
+        (accepted, _) => accepted.map(|(_, party, _)| party),
     };
     (accepted, connected)
 }
