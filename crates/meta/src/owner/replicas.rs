@@ -21,6 +21,11 @@ const COPIES_MAX: usize = 4;
 /// A copy of which no part is fetched for so long ends.
 const COPY_IDLE_NS: u64 = 60_000_000_000;
 
+/// A standby that said something this recently follows: what it lacks stays in the log ...
+const FOLLOWS_NS: u64 = 10_000_000_000;
+/// ... unless it is this many entries behind. A standby steps about once a second.
+const LAG_MAX: u64 = 10_000;
+
 /// See the module.
 pub(crate) struct Replicas {
     env: Env,
@@ -100,8 +105,8 @@ impl Replicas {
         self.inner.lock().expect("no holder of this lock panics")
     }
 
-    /// The last entry that may leave the log, when the owner's store has all up to `own`: a majority of the replicas has it,
-    /// and each replica that copies the store. Standbys that said nothing for as long as they wished do not count.
+    /// The last entry that may leave the log, when the owner's store has all up to `own`: a majority of the replicas has it, each
+    /// standby that follows, and each that copies the store. Standbys that said nothing for as long as they wished do not count.
     pub(crate) fn trim_to(&self, own: Seq) -> Seq {
         let now_ns = self.env.clock.boot_ns();
         if now_ns < self.grace_until_ns {
@@ -115,9 +120,13 @@ impl Replicas {
         stored.sort_unstable();
         // The first of a majority, counted from the newest.
         let majority = stored.len() / 2 + 1;
-        let copied =
-            inner.standbys.values().filter(|standing| standing.copies).map(|standing| standing.stored);
-        copied.min().unwrap_or(own).min(stored[stored.len() - majority])
+        let needs = |standing: &&Standing| {
+            let follows = now_ns.saturating_sub(standing.heard_ns) < FOLLOWS_NS
+                && own.0.saturating_sub(standing.stored.0) <= LAG_MAX;
+            standing.copies || follows
+        };
+        let needed = inner.standbys.values().filter(needs).map(|standing| standing.stored).min();
+        needed.unwrap_or(own).min(stored[stored.len() - majority])
     }
 
     /// Executes a request of a standby.
@@ -244,13 +253,32 @@ mod tests {
         stored(&replicas, 1, 4);
         assert_eq!(replicas.trim_to(Seq(9)), Seq(4));
         stored(&replicas, 2, 6);
-        assert_eq!(replicas.trim_to(Seq(9)), Seq(6), "two of three have it");
-        second(&sim, 59);
-        stored(&replicas, 1, 7);
+        assert_eq!(replicas.trim_to(Seq(9)), Seq(4), "both follow");
+        second(&sim, 9);
+        stored(&replicas, 2, 6);
         second(&sim, 1);
+        assert_eq!(replicas.trim_to(Seq(9)), Seq(6), "two of three have it, and the other one is silent");
+        second(&sim, 49);
+        stored(&replicas, 2, 6);
+        stored(&replicas, 1, 7);
+        second(&sim, 60);
+        stored(&replicas, 1, 7);
         assert_eq!(replicas.trim_to(Seq(9)), Seq(7), "the other one was silent for as long as it wished");
-        second(&sim, 59);
+        second(&sim, 60);
         assert_eq!(replicas.trim_to(Seq(9)), Seq(9));
+    }
+
+    /// Two standbys that step at different moments: the log waits for the later one, which would need a copy otherwise.
+    #[test]
+    fn the_log_waits_for_the_later_of_two_that_follow_but_not_for_one_that_cannot() {
+        let sim = Sim::new(1);
+        let replicas = Replicas::new(sim.env(), Arc::new(MemState::default()), Duration::ZERO);
+        stored(&replicas, 1, 100);
+        stored(&replicas, 2, 90);
+        assert_eq!(replicas.trim_to(Seq(120)), Seq(90));
+        stored(&replicas, 1, 20_000);
+        assert_eq!(replicas.trim_to(Seq(10_090)), Seq(90));
+        assert_eq!(replicas.trim_to(Seq(10_091)), Seq(10_091));
     }
 
     #[test]
@@ -265,6 +293,8 @@ mod tests {
         stored(&replicas, 1, 9);
         assert_eq!(replicas.trim_to(Seq(9)), Seq(3));
         stored(&replicas, 2, 5);
-        assert_eq!(replicas.trim_to(Seq(9)), Seq(9), "it follows now, and two of three are further");
+        assert_eq!(replicas.trim_to(Seq(9)), Seq(5), "it follows now");
+        stored(&replicas, 2, 9);
+        assert_eq!(replicas.trim_to(Seq(9)), Seq(9));
     }
 }
