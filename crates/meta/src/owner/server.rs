@@ -239,6 +239,7 @@ impl MetaService for Owner {
 impl ReplicaService for Owner {
     fn ask(&self, request: ReplicaRequest) -> BoxFuture<'_, Result<ReplicaReply, FsError>> {
         Box::pin(async move {
+            self.shared.replicas.ready(&request, self.shared.committed_seq()).await?;
             if self.shared.halted() || !self.shared.tenure.holds(&self.shared.env) {
                 return Err(FsError::Disconnected);
             }
