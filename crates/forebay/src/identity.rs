@@ -108,6 +108,11 @@ impl IdentityFiles {
         identity.map(Some).with_context(|| format!("not understood: {}", self.dir.display()))
     }
 
+    /// The certificates of the authorities, and so which cluster this process is of, if that is known.
+    pub(crate) fn authorities(&self) -> Result<Option<String>> {
+        self.read("authorities.pem")
+    }
+
     /// Keeps the key of the cluster's authority.
     pub(crate) fn keep_authority(&self, key_pem: &str) -> Result<()> {
         self.write("authority-key.pem", key_pem)
