@@ -22,7 +22,10 @@ begin() {
         --address "$(address 1)" --mount "$WORK/1/mnt" </dev/null
     token=$(on 1 "$FOREBAY" token create "$WORK/1")
     on 2 timeout 120 "$FOREBAY" join "$token" "$WORK/2" --drives 0 --name n2 </dev/null
-    stage_tree 150 "$WORK/tree"
+    mkdir "$WORK/tree"
+    cp -a "$ROOT/docs" "$ROOT/crates/meta/src" "$WORK/tree"
+    head -c 9000000 /dev/urandom >"$WORK/tree/large"
+    ln -s large "$WORK/tree/link"
     cp -a "$WORK/tree" "$WORK/1/mnt/tree"
     sync_files "$WORK/1/mnt/tree"
     head -c 3M /dev/urandom >"$WORK/object"
@@ -109,16 +112,25 @@ refused() {
 
 # The import is killed at any moment: the node starts with one of both, or asks for the import.
 killed() {
-    local delay asked=0
+    local delay round importing asked=0
     rm -r "$WORK/1/meta" "$WORK/1/meta-dirs.json"
-    for delay in 0.01 0.03 0.06 0.1 0.15 0.2 0.3; do
-        on 1 timeout -s KILL "$delay" "$FOREBAY" meta import "$WORK/1" "$BACKUP" --yes </dev/null >/dev/null && break
-        if [ -e "$WORK/1/meta-import" ]; then asked=$((asked + 1)); fi
-    done || true
-    # The last moment before the end, for certain.
-    echo begun >"$WORK/1/meta-import"
-    expect_fail "meta import. again" member_start 1
-    echo "killed between the steps: $asked"
+    for delay in 0.05 0.2 0.4; do
+        on 1 timeout -s KILL "$delay" "$FOREBAY" meta import "$WORK/1" "$BACKUP" --yes </dev/null >/dev/null || true
+    done
+    # Between the last steps.
+    for round in 1 2 3 4 5; do
+        "$FOREBAY" meta import "$WORK/1" "$BACKUP" --yes </dev/null >/dev/null &
+        importing=$!
+        while [ ! -e "$WORK/1/meta-import" ] && kill -0 "$importing" 2>/dev/null; do :; done
+        kill -KILL "$importing" 2>/dev/null || true
+        wait "$importing" || true
+        [ -e "$WORK/1/meta-import" ] || continue
+        asked=$((asked + 1))
+        expect_fail "meta import. again" member_start 1
+        expect_fail "meta import. again" "$FOREBAY" fsck "$WORK/1"
+    done
+    echo "killed between the last steps: $asked"
+    [ "$asked" -ge 1 ]
 }
 
 whole_again() {
@@ -175,8 +187,7 @@ etcd_is_lost() {
     export_at 3 "$WORK/backup3" --json | jq -e '.file_bytes > 0'
     echo later >"$WORK/3/mnt/later"
     sync "$WORK/3/mnt/later"
-    node_kill 3
-    umount -l "$WORK/3/mnt" || true
+    stop_at 3
     pid=$(cat "$WORK/etcd.pid")
     kill -KILL "$pid"
     wait_until 10 process_is_gone "$pid"

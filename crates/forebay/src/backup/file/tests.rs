@@ -60,7 +60,11 @@ fn the_bytes_are_those_of_the_format() {
     assert_eq!(hex, GOLDEN);
 }
 
-const GOLDEN: &str = "";
+const GOLDEN: &str = concat!(
+    "46424241434b555001000000c1c1c1c1c1c1c1c1c1c1c1c1c1c1c1c100f1536500000000bb41d7be",
+    "0100000000140000000100000002000000000000002c01000000000000eaaffb0b02010000001500",
+    "00000100000061030000006f6e65010000006200000000e9b1495c",
+);
 
 #[test]
 fn a_backup_that_was_cut_anywhere_is_noticed() {
