@@ -4,20 +4,20 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
-const EXPORT_HELP: &str = "The file has all ledgers: names, attributes, where content is on drives and in object stores, users, policies. It has no content of
-files above 8 KiB. All that was durable when the command began is in it.
+const EXPORT_HELP: &str = "The file has all ledgers: names, attributes, where content is on drives and in object stores, users, policies. It has no
+content of files above 8 KiB. All that was durable when the command began is in it.
 
-Content that upkeep moves later (packing, tiering, balance, profiles, deletion) is not found by an older file: export often, for instance each
-hour, and keep the last ones.
+Content that upkeep moves later (packing, tiering, balance, profiles, deletion) is not found by an older file: export often, for
+instance each hour, and keep the last ones.
 
-Keys and secrets in it are sealed with DIR/node.key, which is not in the file, nor is DIR/identity: keep copies of both, apart from the
-file. Names of files and small files are readable: only its owner may read it.
+Keys and secrets in it are sealed with DIR/node.key, which is not in the file, nor is DIR/identity: keep copies of both, apart from
+the file. Names of files and small files are readable: only the owner of the file may read it.
 
 Example:
   forebay meta export /srv/forebay /backup/forebay-meta";
 
-const IMPORT_HELP: &str = "For a cluster that has lost its metadata. What came after the export is lost, as is content that upkeep has moved since. The drives
-must be those of the cluster, and DIR must have its `identity` and `node.key`: no backup has these.
+const IMPORT_HELP: &str = "For a cluster that has lost its metadata. What came after the export is lost, as is content that upkeep has moved since.
+The drives must be those of the cluster, and DIR must have its `identity` and `node.key`: no backup has these.
 
 Without --yes the file is only checked. What was there is put aside in `former-N` beside it, and never removed. If the command is
 interrupted, the node does not start until it was given again.
