@@ -194,6 +194,11 @@ impl Plan {
             log.clone_into(&mut cluster.log);
             cluster.recoveries = recoveries;
         });
+        self.lose_end();
+    }
+
+    /// The end of the ledgers was lost: what drives and filesystems saw of it counts for nothing.
+    pub fn lose_end(&mut self) {
         for drive in self.next().drives.values().cloned().collect::<Vec<_>>() {
             self.set_drive(DriveRecord { may_know_lost: true, ..drive });
         }

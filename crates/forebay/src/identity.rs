@@ -114,8 +114,13 @@ impl IdentityFiles {
 
     /// The authority that this process believes.
     pub(crate) fn believed(&self) -> Result<Fingerprint> {
-        let authorities = self.read("authorities.pem")?.context("there is no certificate")?;
+        let authorities = self.authorities()?.context("there is no certificate")?;
         Ok(Fingerprint::of_pem(&authorities)?)
+    }
+
+    /// The certificates of the authorities, and so which cluster this process is of, if that is known.
+    pub(crate) fn authorities(&self) -> Result<Option<String>> {
+        self.read("authorities.pem")
     }
 
     /// Keeps the key of the cluster's authority.

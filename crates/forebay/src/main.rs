@@ -1,5 +1,6 @@
 //! The `forebay` program: configuration, roles and the command line.
 
+mod backup;
 mod cli;
 mod engine;
 mod guest;

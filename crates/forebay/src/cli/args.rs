@@ -5,6 +5,7 @@ mod clusters;
 mod events;
 mod filesystem_groups;
 mod logs;
+mod meta;
 mod nodes;
 mod stores;
 mod tiers;
@@ -24,6 +25,7 @@ pub(crate) use clusters::{ClusterCommand, RecoverArgs};
 pub(crate) use events::EventsArgs;
 pub(crate) use filesystem_groups::{FsGroupCommand, OneFsGroupArgs};
 pub(crate) use logs::LogCommand;
+pub(crate) use meta::{ExportArgs, ImportArgs, MetaCommand};
 pub(crate) use nodes::{
     AddressArgs, ClientCommand, Domain, JoinArgs, NodeCommand, Role, RoleArgs, TokenCommand,
 };
@@ -646,50 +648,6 @@ pub(crate) enum DriveCommand {
         /// Operations of 4 KiB per measurement.
         #[arg(long, default_value_t = 20_000)]
         operations: u64,
-        /// Print JSON.
-        #[arg(long)]
-        json: bool,
-    },
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum MetaCommand {
-    /// List the directories with metadata and the state of the copies in them.
-    #[command(after_help = "Example:\n  forebay meta list /srv/forebay")]
-    List {
-        /// The node's directory.
-        dir: PathBuf,
-        /// Print JSON.
-        #[arg(long)]
-        json: bool,
-    },
-    /// Keep a copy of all metadata in another directory, best on another disk.
-    #[command(after_help = "Example:\n  forebay meta add-dir /srv/forebay /mnt/ssd2/forebay-meta")]
-    AddDir {
-        /// The node's directory.
-        dir: PathBuf,
-        /// A directory; created if it does not exist.
-        path: PathBuf,
-        /// Print JSON.
-        #[arg(long)]
-        json: bool,
-    },
-    /// Give up newer metadata that drives have seen: extents that only it refers to are deleted from drives.
-    #[command(after_help = "Example:\n  forebay meta settle /srv/forebay")]
-    Settle {
-        /// The node's directory.
-        dir: PathBuf,
-        /// Print JSON.
-        #[arg(long)]
-        json: bool,
-    },
-    /// Go on without the copy in a directory. Its files stay and are worth nothing.
-    #[command(after_help = "Example:\n  forebay meta remove-dir /srv/forebay /mnt/ssd2/forebay-meta")]
-    RemoveDir {
-        /// The node's directory.
-        dir: PathBuf,
-        /// A directory with metadata.
-        path: PathBuf,
         /// Print JSON.
         #[arg(long)]
         json: bool,

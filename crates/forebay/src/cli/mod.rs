@@ -32,7 +32,7 @@ use anyhow::{Context, Result};
 use base::env::Env;
 
 pub(crate) use args::Cli;
-use args::{AuditCommand, CapacityCommand, Command, FsCommand, LimitArgs, MetaCommand, ProfileCommand};
+use args::{AuditCommand, CapacityCommand, Command, FsCommand, LimitArgs, ProfileCommand};
 
 use crate::node::NodeDir;
 
@@ -85,10 +85,7 @@ fn run_command(command: Command) -> Result<()> {
         Command::Log(command) => logs::log(command),
         Command::Client(command) => nodes::client(command),
         Command::Cluster(command) => clusters::cluster(command),
-        Command::Meta(MetaCommand::List { dir, json }) => meta::list(&dir, json.into()),
-        Command::Meta(MetaCommand::AddDir { dir, path, json }) => meta::add(&dir, &path, json.into()),
-        Command::Meta(MetaCommand::Settle { dir, json }) => meta::settle(&dir, json.into()),
-        Command::Meta(MetaCommand::RemoveDir { dir, path, json }) => meta::remove(&dir, &path, json.into()),
+        Command::Meta(command) => meta::meta(command),
         Command::User(command) => users::user(command),
         Command::Key(command) => users::key(command),
         Command::Policy(command) => users::policy(command),

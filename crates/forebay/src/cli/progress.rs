@@ -1,5 +1,6 @@
 //! Progress of long operations.
 
+use std::collections::VecDeque;
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
 
@@ -9,6 +10,8 @@ use super::output::bytes;
 /// Shorter operations show no progress.
 const SHOW_AFTER_NS: u64 = 2_000_000_000;
 const SECOND_NS: u64 = 1_000_000_000;
+/// A rate is that of so long.
+const RATE_OVER_NS: u64 = 2 * SECOND_NS;
 const TICK: Duration = Duration::from_millis(500);
 
 /// One line on a terminal with the progress. Removed on drop.
@@ -44,6 +47,42 @@ impl Progress {
     pub(super) fn say(&mut self, text: &str) {
         let clear = if std::mem::take(&mut self.shown) { "\r\x1b[K" } else { "" };
         let _ = writeln!(std::io::stderr(), "{clear}{text}");
+    }
+}
+
+/// How much was done so far, and the rate of the last two seconds.
+pub(super) struct Meter {
+    progress: Progress,
+    what: &'static str,
+    /// Where it was at these times: one for each tick of the last two seconds.
+    marks: VecDeque<(u64, u64)>,
+}
+
+impl Meter {
+    pub(super) fn new(what: &'static str) -> Self {
+        Self { progress: Progress::new(), what, marks: VecDeque::new() }
+    }
+
+    /// Shows that so many bytes were done, of so many if that is known.
+    pub(super) fn show(&mut self, done: u64, of: Option<u64>) {
+        let now_ns = self.progress.elapsed_ns();
+        let bytes_per_s = self.rate(now_ns, done);
+        let left = of.map(|of| format!(" of {}", bytes(of))).unwrap_or_default();
+        self.progress.show(&format!("{}: {}{left}, {}/s", self.what, bytes(done), bytes(bytes_per_s)));
+    }
+
+    /// Notes how much was done by this time. Returns the rate.
+    fn rate(&mut self, now_ns: u64, done: u64) -> u64 {
+        // What was begun anew counts from there.
+        self.marks.retain(|(_, before)| *before <= done);
+        if self.marks.back().is_none_or(|(at_ns, _)| now_ns - at_ns >= TICK.as_nanos() as u64) {
+            self.marks.push_back((now_ns, done));
+        }
+        while self.marks.len() > 1 && now_ns - self.marks[1].0 >= RATE_OVER_NS {
+            self.marks.pop_front();
+        }
+        let (since_ns, before) = self.marks.front().copied().unwrap_or((now_ns, done));
+        rate(done - before, now_ns - since_ns)
     }
 }
 
@@ -86,5 +125,21 @@ mod tests {
         assert_eq!(rate(10 << 20, 2 * SECOND_NS), 5 << 20);
         assert_eq!(left_text(60 << 20, 1 << 20), "60.00 MiB to go, 1.00 MiB/s, 1m left");
         assert_eq!(left_text(60 << 20, 0), "60.00 MiB to go, 0 B/s");
+    }
+
+    #[test]
+    fn a_rate_is_that_of_the_last_two_seconds() {
+        let mut meter = Meter::new("reading");
+        let mut check = |at_s: u64, done: u64, expected: u64| {
+            assert_eq!(meter.rate(at_s * SECOND_NS, done), expected, "after {at_s} s");
+        };
+        check(0, 0, 0);
+        check(1, 100, 100);
+        check(2, 200, 100);
+        check(3, 600, 250);
+        check(4, 600, 200);
+        check(5, 600, 0);
+        check(6, 50, 0);
+        check(7, 150, 100);
     }
 }

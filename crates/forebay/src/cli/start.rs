@@ -156,9 +156,12 @@ fn sizes(status: &NodeStatus) -> String {
     format!(", {size} each (--drive-size; for more room later: forebay drive add {})", status.dir)
 }
 
-/// The first access key of a new cluster: shown only now.
+/// The first access key of a new cluster: shown only now. The metadata of an import has one already.
 fn first_admin(dir: &NodeDir) -> Result<String> {
     let path = dir.admin_credentials();
+    if !env().files.exists(&path) {
+        return Ok(String::new());
+    }
     let text = env().files.read(&path).with_context(|| format!("cannot read {}", path.display()))?;
     let text = String::from_utf8_lossy(&text).into_owned();
     let value = |name: &str| {

@@ -38,7 +38,7 @@ const LOOK: Duration = Duration::from_millis(100);
 const VACATED_PATIENCE: Duration = Duration::from_secs(15);
 
 /// Whether a node is among those that may own ledgers.
-fn is_candidate(cluster: &Cluster, node: NodeId) -> bool {
+pub(crate) fn is_candidate(cluster: &Cluster, node: NodeId) -> bool {
     cluster.nodes.keys().take(CANDIDATES_MAX).any(|candidate| *candidate == node)
 }
 

@@ -36,6 +36,7 @@ use crate::node::{
 };
 use crate::remote::{OwnDrives, Routes};
 use candidate::Candidate;
+pub(crate) use candidate::is_candidate;
 use gate::MemberGate;
 use host::DriveHost;
 use manage::Manager;

@@ -10,6 +10,7 @@ use anyhow::{Context, Result};
 use base::env::Env;
 use base::{DriveId, FsError, LedgerId};
 use client::Client;
+use control::CONTROL_LEDGER;
 use tokio::net::UnixListener;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -108,7 +109,7 @@ impl Clients {
     }
 
     /// Serves what the node has now. Returns it.
-    pub(super) fn update(&self, state: &State) -> Services {
+    pub(super) fn update(&self, state: &State, control: Arc<dyn ReplicaService>) -> Services {
         let owners = state.filesystems.values().map(|entry| {
             let opened = entry.owner.stat().epoch;
             (entry.record.ledger, (opened, entry.owner.clone() as Arc<dyn MetaService>))
@@ -135,7 +136,7 @@ impl Clients {
             .map(|entry| (entry.record.ledger, entry.owner.clone() as Arc<dyn ReplicaService>));
         let services = Services {
             owners: owners.collect(),
-            replicas: replicas.collect(),
+            replicas: replicas.chain([(CONTROL_LEDGER, control)]).collect(),
             note_use: Some(note_use),
             views: Some(self.views.clone()),
             drives,

@@ -212,7 +212,7 @@ impl Node {
             problem: None,
             retry_ns: 0,
         };
-        if (self.accepts_older || entry.record.may_know_lost)
+        if self.accepts_older
             && let Some(drive) = &entry.service
         {
             // As for the drives of this machine, at the start.

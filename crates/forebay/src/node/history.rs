@@ -48,8 +48,13 @@ pub(super) struct Reported {
 }
 
 impl Knowledge {
-    /// Reads the positions from every readable drive.
-    pub(super) async fn gather(drives: &BTreeMap<DriveId, DriveEntry>, accept_older: bool) -> Self {
+    /// Reads the positions from every readable drive. If the ends of the logs of ledgers were lost, all are older ones, as an operator
+    /// knows.
+    pub(super) async fn gather(
+        drives: &BTreeMap<DriveId, DriveEntry>,
+        accept_older: bool,
+        bereft: BTreeSet<LedgerId>,
+    ) -> Self {
         let mut known = Vec::new();
         for (id, entry) in drives {
             let Some(service) = entry.service.as_ref().filter(|_| entry.is_readable()) else { continue };
@@ -57,8 +62,8 @@ impl Knowledge {
                 known.push((*id, ledgers));
             }
         }
-        let older = if accept_older { Older::Accept } else { Older::Refuse };
-        Self { drives: known, older, bereft: BTreeSet::new() }
+        let older = if accept_older || !bereft.is_empty() { Older::Accept } else { Older::Refuse };
+        Self { drives: known, older, bereft }
     }
 
     /// Nothing is known of drives. The ends of the logs of these ledgers were lost.
@@ -241,6 +246,12 @@ impl Node {
     /// Takes a returning drive into use, unless it is refused. Returns why it is not used.
     pub(super) async fn admit(&self, mut opened: DriveEntry) -> Result<Option<String>> {
         let id = opened.record.id;
+        if opened.record.may_know_lost
+            && let Some(drive) = &opened.service
+        {
+            let positions = self.positions(&*self.state.lock().await);
+            drive.keep_positions(positions, true).await?;
+        }
         if let Some(refusal) = self.refusal(&opened).await {
             tracing::error!(drive = %id, refusal, "drive is not used");
             opened.problem = Some(refusal);

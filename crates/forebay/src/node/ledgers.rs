@@ -21,7 +21,7 @@ use tokio::runtime::Handle;
 use wire::event::Severity;
 
 use super::events::Happened;
-use super::start::CONTROL_CACHE_BYTES;
+use super::start::{CONTROL_CACHE_BYTES, refuse_half_import};
 use super::{Node, NodeDir, State};
 use crate::engine::Engine;
 
@@ -31,7 +31,7 @@ const DIRS_MAX: usize = 3;
 const STORES_MAX: usize = 2;
 const MARKER: &str = "forebay-meta";
 /// The local store of a ledger, and the file beside it with the number of the attempt that brought its log to the engine.
-const STORE: &str = "state.redb";
+pub(crate) const STORE: &str = "state.redb";
 const NUMBER: &str = "engine";
 
 /// `meta-dirs.json`.
@@ -79,6 +79,16 @@ pub(crate) struct LedgerFiles {
 impl MetaDirs {
     /// Loads the directories of an existing node and adds those in `asked`; or begins the list of a new node.
     pub(crate) fn load(env: &Env, dir: &NodeDir, asked: &[PathBuf], stale: StaleCopies) -> Result<Self> {
+        refuse_half_import(env, dir)?;
+        Self::load_any(env, dir, asked, stale)
+    }
+
+    /// As [`MetaDirs::load`], also if an import has not ended.
+    pub(crate) fn load_for_import(env: &Env, dir: &NodeDir) -> Result<Self> {
+        Self::load_any(env, dir, &[], StaleCopies::Refuse)
+    }
+
+    fn load_any(env: &Env, dir: &NodeDir, asked: &[PathBuf], stale: StaleCopies) -> Result<Self> {
         let path = dir.meta_dirs();
         let old = env.files.exists(&NodeDir::ledger_in(&dir.meta(), CONTROL_LEDGER));
         let known = if env.files.exists(&path) {
@@ -220,6 +230,18 @@ impl MetaDirs {
             serde_json::to_vec_pretty(&self.record).context("encoding the list of metadata directories")?;
         let written = self.env.files.write_atomic(&self.path, &bytes);
         written.with_context(|| format!("cannot write {}", self.path.display()))
+    }
+
+    /// The directories that are there.
+    pub(crate) fn there(&self) -> Vec<PathBuf> {
+        self.record.dirs.iter().filter(|dir| self.env.files.exists(&dir.join(MARKER))).cloned().collect()
+    }
+
+    /// The metadata is in these directories from now on.
+    pub(crate) fn put_in(&mut self, dirs: &[PathBuf]) -> Result<()> {
+        dirs.iter().try_for_each(|dir| mark(&self.env, dir))?;
+        self.record = Record { dirs: dirs.to_vec(), created: true };
+        self.save()
     }
 
     /// Whether a cluster was created in these directories.

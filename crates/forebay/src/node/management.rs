@@ -1,5 +1,6 @@
 //! The management interface of the node: what operators see and do.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -222,7 +223,7 @@ impl Node {
             let State { map, drives, meta_dirs, cluster, .. } = &*state;
             (map.clone(), drives.clone(), meta_dirs.clone(), cluster.nodes.len())
         };
-        let knowledge = Knowledge::gather(&drives, false).await;
+        let knowledge = Knowledge::gather(&drives, false, BTreeSet::new()).await;
         let parts = FilesystemParts {
             env: &self.env,
             dir: &self.dir,

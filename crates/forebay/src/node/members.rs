@@ -7,7 +7,7 @@ use std::time::Duration;
 use admin::{AddDrive, AdminError, DriveInfo, FailDrive, RemoveDrive, ReplaceDrive};
 use anyhow::{Result, bail};
 use base::{DriveId, DriveUuid, LedgerId, NodeId, PgId};
-use control::{CONTROL_LEDGER, DriveRecord, FilesystemRecord, Plan};
+use control::{DriveRecord, FilesystemRecord, Plan};
 use layout::DriveState;
 use wire::drive::DriveHealth;
 
@@ -58,8 +58,7 @@ impl Node {
         for entry in state.filesystems.values_mut() {
             entry.update(&state.map, &state.drives, &nodes);
         }
-        let mut services = self.clients.update(state);
-        services.replicas.insert(CONTROL_LEDGER, self.control.clone());
+        let mut services = self.clients.update(state, self.control.clone());
         services.proofs = proof_key(&self.env, &self.dir);
         self.others.serve(services);
         self.publish_scrub(state);

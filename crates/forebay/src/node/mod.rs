@@ -71,7 +71,7 @@ pub(crate) use drives::{DriveEntry, DriveMaker, DriveSettings};
 pub(crate) use endpoint::{Endpoint, EndpointParts, S3Options};
 pub(crate) use engine_members::member_of;
 pub(crate) use fsck::fsck_stopped;
-pub(crate) use ledgers::MetaDirs;
+pub(crate) use ledgers::{MetaDirs, STORE};
 pub(crate) use local_drives::LocalDrives;
 pub(crate) use local_mounts::{LocalMounts, MountPlace};
 pub(crate) use management::read_node_file;
@@ -84,8 +84,8 @@ pub(crate) use paths::NodeDir;
 pub(crate) use seat::{Deposed, Ended, Seat, found};
 pub(crate) use settings::{MetricsChoice, TrimChoice};
 pub(crate) use start::{
-    CONTROL_CACHE_BYTES, FIRST_FILESYSTEM, IoChoice, StartOptions, is_locked, kept_settings, last_pid,
-    note_named, prepare_dir, read_proc, remove_leftovers, tell_metrics,
+    CONTROL_CACHE_BYTES, FIRST_FILESYSTEM, IoChoice, StartOptions, hold_dir, is_locked, kept_settings,
+    last_pid, note_named, prepare_dir, read_proc, remove_leftovers, tell_metrics,
 };
 pub(crate) use users::{account_set, load_node_key};
 

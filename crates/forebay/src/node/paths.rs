@@ -85,6 +85,11 @@ impl NodeDir {
         self.root.join("meta-dirs.json")
     }
 
+    /// There while an import of metadata is under way, or has not ended.
+    pub(crate) fn meta_import(&self) -> PathBuf {
+        self.root.join("meta-import")
+    }
+
     /// A ledger's copy in a directory with metadata.
     pub(crate) fn ledger_in(dir: &Path, ledger: LedgerId) -> PathBuf {
         dir.join(format!("ledger-{ledger}"))

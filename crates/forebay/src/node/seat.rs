@@ -266,13 +266,13 @@ async fn note_engine(control: &Control, ledgers: &MetaDirs) -> Result<()> {
 }
 
 /// The ledgers of filesystems of which the ends of the logs were lost.
-fn bereft(cluster: &Cluster) -> BTreeSet<LedgerId> {
+pub(super) fn bereft(cluster: &Cluster) -> BTreeSet<LedgerId> {
     let bereft = cluster.filesystems.values().filter(|record| record.has_lost_end);
     bereft.map(|record| record.ledger).collect()
 }
 
 /// Notes that these ledgers have moved their numbers ahead.
-async fn note_recovered(control: &Control, ledgers: BTreeSet<LedgerId>) -> Result<()> {
+pub(super) async fn note_recovered(control: &Control, ledgers: BTreeSet<LedgerId>) -> Result<()> {
     if ledgers.is_empty() {
         return Ok(());
     }

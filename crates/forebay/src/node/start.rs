@@ -35,6 +35,7 @@ use super::management::{apply_upkeep, no_filesystem};
 use super::memory::{self, MemoryPlan};
 use super::others::{ForOthers, Others};
 use super::plans::seen;
+use super::seat::{bereft, note_recovered};
 use super::settings::{MetricsChoice, Settings, TrimChoice};
 use super::users::open_accounts;
 use super::{CLIENTS_SOCKET, Mounts, Node, NodeDir, NodeParts, S3Options, State};
@@ -110,8 +111,15 @@ impl StartOptions {
     }
 }
 
-/// Checks that the directory exists, is writable, and belongs to no other node.
+/// Checks that the directory exists, is writable, and belongs to no other node, and that its metadata is not half of an import.
 pub(crate) fn prepare_dir(env: &Env, dir: &NodeDir) -> Result<Arc<dyn File>> {
+    let lock = hold_dir(env, dir)?;
+    refuse_half_import(env, dir)?;
+    Ok(lock)
+}
+
+/// As [`prepare_dir`], for an import.
+pub(crate) fn hold_dir(env: &Env, dir: &NodeDir) -> Result<Arc<dyn File>> {
     let root = dir.root().display();
     env.files.create_dir_all(dir.root()).with_context(|| format!("cannot create directory {root}"))?;
     let lock = env.files.open(&dir.lock(), OpenMode::Create, Caching::Buffered);
@@ -125,6 +133,15 @@ pub(crate) fn prepare_dir(env: &Env, dir: &NodeDir) -> Result<Arc<dyn File>> {
         rustix::fs::chmod(&path, private).with_context(|| format!("cannot protect {}", path.display()))?;
     }
     Ok(lock)
+}
+
+/// Fails while the metadata may be partly that of a backup.
+pub(super) fn refuse_half_import(env: &Env, dir: &NodeDir) -> Result<()> {
+    if env.files.exists(&dir.meta_import()) {
+        let shown = dir.root().display();
+        bail!("an import of metadata into {shown} has not ended: run `forebay meta import` again");
+    }
+    Ok(())
 }
 
 /// The process that took the directory last.
@@ -399,7 +416,8 @@ async fn compare_histories(
     drives: &mut BTreeMap<DriveId, DriveEntry>,
     options: &StartOptions,
 ) -> Result<(Knowledge, Watch, Cluster)> {
-    let knowledge = Knowledge::gather(drives, options.accept_older_metadata).await;
+    let bereft = bereft(&Cluster::of(&control.view()?)?);
+    let knowledge = Knowledge::gather(drives, options.accept_older_metadata, bereft).await;
     if created.is_none() {
         control.begin(env, &knowledge.of(CONTROL_LEDGER)).await?;
     }
@@ -511,9 +529,11 @@ impl Node {
     }
 
     async fn finish_start(self: &Arc<Self>, options: &StartOptions) -> Result<()> {
-        if options.accept_older_metadata {
+        let bereft = bereft(&self.state.lock().await.cluster);
+        if options.accept_older_metadata || !bereft.is_empty() {
             self.go_on_with_this_metadata().await;
         }
+        note_recovered(&self.control, bereft).await?;
         self.forget_gone(&self.state.lock().await.cluster);
         self.start_tiers().await?;
         // A mount in another process may wait for its owner, and others here for the leases of that mount.

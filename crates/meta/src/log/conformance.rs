@@ -565,3 +565,31 @@ fn crash_and_look(seed: u64, make: impl Fn(&Sim) -> Box<dyn Engine>) {
         }
     }
 }
+
+#[test]
+fn a_log_of_files_begins_behind_an_entry() {
+    let sim = Sim::new(1);
+    let files = simulated(&sim);
+    FileLog::begin(&files.env, &files.dir, (Epoch(4), Seq(300))).unwrap();
+    let again = FileLog::begin(&files.env, &files.dir, (Epoch(4), Seq(300)));
+    assert!(matches!(again, Err(LogError::Damaged(_))), "there is one");
+    let log = files.open().unwrap();
+    assert_eq!(log.first(), Seq(301));
+    let fence = now(log.fence()).unwrap();
+    assert_eq!((fence.epoch, fence.tail), (Epoch(4), Seq(300)));
+    assert!(matches!(now(log.seal(Epoch(4), 7)), Err(LogError::Fenced(Epoch(4)))));
+    assert_eq!(now(log.seal(Epoch(5), 7)).unwrap(), Tail { seq: Seq(300) });
+    append(&*log, 5, 301..=301).unwrap();
+    drop(log);
+    let log = files.open().unwrap();
+    assert_eq!(now(log.fence()).unwrap().tail, Seq(301));
+    check_entries(&*log, 301, 301);
+    // With a second directory, it is copied there.
+    let dirs = vec![files.dir.clone(), PathBuf::from("/node/other/log")];
+    files.env.files.create_dir_all(dirs[1].parent().unwrap()).unwrap();
+    let options = MirrorOptions { io: CopyIo::Inline, sizes: SIZES, ..MirrorOptions::default() };
+    drop(log);
+    let log = MirroredLog::open(&files.env, &dirs, options).unwrap();
+    assert!(log.copies().iter().all(|copy| copy.state == super::CopyState::InSync), "{:?}", log.copies());
+    assert_eq!((log.whole(), now(log.fence()).unwrap().tail), (crate::state::WholeLog::No, Seq(301)));
+}

@@ -140,6 +140,20 @@ impl FileLog {
         })
     }
 
+    /// Begins a log behind the entry `end`, in a directory that has none: it has no entries yet, and its next owner has an epoch above
+    /// `epoch`. Durable when it returns.
+    ///
+    /// # Errors
+    /// `Damaged` if there is a log already, `Io`.
+    pub fn begin(env: &Env, dir: &Path, (epoch, end): (Epoch, Seq)) -> Result<(), LogError> {
+        let log = Self::open(env, dir)?;
+        if !log.inner().files.is_empty() {
+            return Err(LogError::Damaged(format!("there is a log already: {}", dir.display())));
+        }
+        log.start_file(Seq(end.0 + 1), epoch)?;
+        Ok(())
+    }
+
     pub(super) fn with_sizes(self, sizes: LogSizes) -> Self {
         Self { sizes, ..self }
     }

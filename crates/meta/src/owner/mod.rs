@@ -7,6 +7,7 @@
 mod access;
 mod acl;
 mod awake;
+mod copying;
 mod damage;
 mod data;
 mod desk;
@@ -61,6 +62,7 @@ use watch::WatchTable;
 #[cfg(any(fuzzing, feature = "fuzzing"))]
 pub(crate) use acl::Acl;
 pub use awake::Now;
+pub use copying::{BadPart, CopyCheck};
 pub use execute::{Early, Executed, Terms};
 pub use options::{OwnerOptions, OwnerStat};
 pub use recovery::OwnerError;

@@ -1,25 +1,30 @@
-//! An owner and its standbys: how far the log may be trimmed, and copies of the store.
+//! An owner and its standbys: how far the log may be trimmed, and copies of the store, which others read, too.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use base::checksum::Crc32c;
 use base::env::Env;
 use base::{FsError, Seq};
 use bytes::Bytes;
-use wire::replica::{CopyPart, ReplicaReply, ReplicaRequest, STANDBY_WAIT_MAX};
+use wire::replica::{CopyPart, READER, ReplicaReply, ReplicaRequest, STANDBY_WAIT_MAX};
 
+use super::copying::CopySum;
 use super::server::with_causes;
-use crate::state::{Applied, State, every_key};
+use crate::state::{Applied, State, StateError, every_key};
 
 /// About the bytes of one part of a copy.
 const PART_BYTES: usize = 1 << 20;
 /// Most copies at a time. Each keeps old pages of the store.
 const COPIES_MAX: usize = 4;
+/// Most of them that are not for standbys.
+const READERS_MAX: usize = 2;
 /// A copy of which no part is fetched for so long ends.
 const COPY_IDLE_NS: u64 = 60_000_000_000;
+/// How long a reader's copy waits for the store, and the pause between two looks.
+const READY_PATIENCE: Duration = Duration::from_secs(5);
+const READY_LOOK: Duration = Duration::from_millis(50);
 
 /// A standby that said something this recently follows: what it lacks stays in the log ...
 const FOLLOWS_NS: u64 = 10_000_000_000;
@@ -75,25 +80,6 @@ struct Copying {
     last: Option<(Bytes, CopyPart)>,
 }
 
-/// The checksum of a copy.
-#[derive(Default)]
-pub(super) struct CopySum(Crc32c);
-
-impl CopySum {
-    pub(super) fn add<'a>(&mut self, pairs: impl Iterator<Item = (&'a [u8], &'a [u8])>) {
-        for (key, value) in pairs {
-            for bytes in [key, value] {
-                self.0.update(&(bytes.len() as u32).to_le_bytes());
-                self.0.update(bytes);
-            }
-        }
-    }
-
-    pub(super) fn finish(&self) -> u32 {
-        self.0.finish()
-    }
-}
-
 impl Replicas {
     /// An owner that waits for standbys of earlier owners for some time.
     pub(crate) fn new(env: Env, state: Arc<dyn State>, grace: Duration) -> Self {
@@ -142,6 +128,24 @@ impl Replicas {
         }
     }
 
+    /// Waits until the store has all that was durable when a reader's copy was asked for: up to `durable`. The store may be some
+    /// time behind the log. Others get what the store has, and the log.
+    ///
+    /// # Errors
+    /// `WouldBlock` if that takes too long, `Io` if the store cannot be read.
+    pub(crate) async fn ready(&self, request: &ReplicaRequest, durable: Seq) -> Result<(), FsError> {
+        if !matches!(request, ReplicaRequest::Copy { replica: READER, copy: 0, .. }) {
+            return Ok(());
+        }
+        let stored = async {
+            while self.state.applied().map_err(failed)?.seq < durable {
+                tokio::time::sleep(READY_LOOK).await;
+            }
+            Ok(())
+        };
+        tokio::time::timeout(READY_PATIENCE, stored).await.unwrap_or(Err(FsError::WouldBlock))
+    }
+
     fn heard(&self, inner: &mut Inner, replica: u64, (stored, copies): (Seq, bool), wait_ms: u32) {
         let wait = Duration::from_millis(wait_ms.into()).min(STANDBY_WAIT_MAX);
         let heard_ns = self.env.clock.boot_ns();
@@ -164,40 +168,61 @@ impl Replicas {
     }
 
     fn copy(&self, (replica, wait_ms): (u64, u32), copy: u64, after: &Bytes) -> Result<CopyPart, FsError> {
-        let failed = |error: crate::state::StateError| {
-            tracing::warn!(error = %with_causes(&error), "a copy of the local store fails");
-            FsError::Io
-        };
         let mut inner = self.inner();
-        let now_ns = self.env.clock.boot_ns();
-        let number = if copy == 0 { self.env.random.next_u64().max(1) } else { copy };
-        if copy == 0 {
-            inner.copies.retain(|_, copy| copy.replica != replica && now_ns < copy.used_ns + COPY_IDLE_NS);
-            if inner.copies.len() >= COPIES_MAX {
-                return Err(FsError::WouldBlock);
-            }
-            // The log is kept from here on, before it is known how far the content goes.
-            let stored = self.state.applied().map_err(failed)?.seq;
-            self.heard(&mut inner, replica, (stored, true), wait_ms);
-            let content = self.state.snapshot().map_err(failed)?;
-            let applied = content.applied().map_err(failed)?;
-            let sent = (Bytes::new(), CopySum::default());
-            let new = Copying { replica, content, applied, used_ns: now_ns, sent, last: None };
-            inner.copies.insert(number, new);
-        }
+        let number = match copy {
+            0 => self.begin_copy(&mut inner, replica, wait_ms)?,
+            copy => copy,
+        };
         let found = inner.copies.get_mut(&number).filter(|copy| copy.replica == replica);
         let Some(copying) = found else { return Err(FsError::NotFound) };
-        copying.used_ns = now_ns;
+        copying.used_ns = self.env.clock.boot_ns();
         let stored = copying.applied.seq;
         let part = copying.part(number, after).map_err(failed)?;
-        self.heard(&mut inner, replica, (stored, true), wait_ms);
+        if replica != READER {
+            self.heard(&mut inner, replica, (stored, true), wait_ms);
+        }
         part.ok_or(FsError::NotFound)
+    }
+
+    /// Begins a copy of the store as it is now. Returns its number.
+    fn begin_copy(&self, inner: &mut Inner, replica: u64, wait_ms: u32) -> Result<u64, FsError> {
+        let now_ns = self.env.clock.boot_ns();
+        inner.copies.retain(|_, copy| {
+            let is_done = if replica == READER { copy.is_read() } else { copy.replica == replica };
+            !is_done && now_ns < copy.used_ns + COPY_IDLE_NS
+        });
+        let readers = inner.copies.values().filter(|copy| copy.replica == READER).count();
+        if inner.copies.len() >= COPIES_MAX || (replica == READER && readers >= READERS_MAX) {
+            return Err(FsError::WouldBlock);
+        }
+        if replica != READER {
+            // The log is kept from here on, before it is known how far the content goes.
+            let stored = self.state.applied().map_err(failed)?.seq;
+            self.heard(inner, replica, (stored, true), wait_ms);
+        }
+        let content = self.state.snapshot().map_err(failed)?;
+        let applied = content.applied().map_err(failed)?;
+        let (number, sent) = (self.env.random.next_u64().max(1), (Bytes::new(), CopySum::default()));
+        let new = Copying { replica, content, applied, used_ns: now_ns, sent, last: None };
+        inner.copies.insert(number, new);
+        Ok(number)
     }
 }
 
+/// What others hear of an error of the store.
+fn failed(error: StateError) -> FsError {
+    tracing::warn!(error = %with_causes(&error), "a copy of the local store fails");
+    FsError::Io
+}
+
 impl Copying {
+    /// Whether it is a reader's, who was sent all of it.
+    fn is_read(&self) -> bool {
+        self.replica == READER && self.last.as_ref().is_some_and(|(_, part)| !part.more)
+    }
+
     /// The part behind the key `after`: the next one, or the last one again. `None` if it is neither.
-    fn part(&mut self, copy: u64, after: &Bytes) -> Result<Option<CopyPart>, crate::state::StateError> {
+    fn part(&mut self, copy: u64, after: &Bytes) -> Result<Option<CopyPart>, StateError> {
         if let Some((last_after, part)) = &self.last
             && last_after == after
         {
@@ -217,7 +242,7 @@ impl Copying {
             pairs.push((Bytes::copy_from_slice(key), Bytes::copy_from_slice(value)));
             ControlFlow::Continue(())
         })?;
-        self.sent.1.add(pairs.iter().map(|(key, value)| (&key[..], &value[..])));
+        self.sent.1.add(&pairs);
         if let Some((last, _)) = pairs.last() {
             self.sent.0 = last.clone();
         }
@@ -296,5 +321,75 @@ mod tests {
         assert_eq!(replicas.trim_to(Seq(9)), Seq(5), "it follows now");
         stored(&replicas, 2, 9);
         assert_eq!(replicas.trim_to(Seq(9)), Seq(9));
+    }
+
+    /// The owner of a ledger whose store has an entry up to 3, and keys enough for two parts.
+    fn with_content(sim: &Sim) -> (Replicas, Arc<MemState>) {
+        let state = Arc::new(MemState::default());
+        let value = vec![7; PART_BYTES];
+        let content = [&b"a"[..], b"b", b"c"].map(|key| (key, Some(&value[..])));
+        let applied = Applied { seq: Seq(3), ..Applied::default() };
+        state.apply(&mut content.into_iter(), applied).unwrap();
+        (Replicas::new(sim.env(), state.clone(), Duration::ZERO), state)
+    }
+
+    fn ask(replicas: &Replicas, replica: u64, copy: u64, after: &Bytes) -> Result<CopyPart, FsError> {
+        let request = ReplicaRequest::Copy { replica, wait_ms: 60_000, copy, after: after.clone() };
+        match replicas.ask(request)? {
+            ReplicaReply::Copied(part) => Ok(part),
+            ReplicaReply::Noted => panic!("a copy was asked for"),
+        }
+    }
+
+    fn read_on(replicas: &Replicas, mut part: CopyPart) {
+        while part.more {
+            let after = part.pairs.last().unwrap().0.clone();
+            part = ask(replicas, READER, part.copy, &after).unwrap();
+        }
+    }
+
+    #[test]
+    fn readers_read_beside_each_other_and_are_no_standbys() {
+        let sim = Sim::new(1);
+        let (replicas, _) = with_content(&sim);
+        let begin = |replica| ask(&replicas, replica, 0, &Bytes::new());
+        let (one, two) = (begin(READER).unwrap(), begin(READER).unwrap());
+        assert_ne!(one.copy, two.copy);
+        assert_eq!(begin(READER), Err(FsError::WouldBlock), "each copy keeps old pages");
+        begin(5).unwrap();
+        assert_eq!(replicas.standbys().len(), 1, "only the standby counts");
+        stored(&replicas, 5, 8);
+        assert_eq!(replicas.trim_to(Seq(9)), Seq(8), "the log is not kept for readers");
+        read_on(&replicas, one);
+        begin(READER).unwrap();
+        read_on(&replicas, two);
+        second(&sim, 60);
+        begin(READER).unwrap();
+        begin(READER).unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_reader_waits_for_all_that_was_durable_when_it_asked() {
+        let sim = Sim::new(1);
+        let (replicas, state) = with_content(&sim);
+        let copy = |replica, copy| ReplicaRequest::Copy { replica, wait_ms: 0, copy, after: Bytes::new() };
+        let begun = tokio::time::Instant::now();
+        replicas.ready(&copy(READER, 0), Seq(3)).await.unwrap();
+        replicas.ready(&copy(READER, 8), Seq(4)).await.unwrap();
+        replicas.ready(&copy(5, 0), Seq(4)).await.unwrap();
+        assert_eq!(begun.elapsed(), Duration::ZERO, "nothing is missing, or it is no beginning of a reader");
+        let storing = async {
+            tokio::time::sleep(Duration::from_millis(900)).await;
+            state.apply(&mut std::iter::empty(), Applied { seq: Seq(4), ..Applied::default() }).unwrap();
+        };
+        let (begin, wanted) = (copy(READER, 0), Seq(4));
+        let (ready, ()) = tokio::join!(replicas.ready(&begin, wanted), storing);
+        ready.unwrap();
+        let waited = begun.elapsed();
+        assert!((Duration::from_millis(900)..Duration::from_secs(1)).contains(&waited), "{waited:?}");
+        assert_eq!(ask(&replicas, READER, 0, &Bytes::new()).unwrap().seq, Seq(4));
+        let begun = tokio::time::Instant::now();
+        assert_eq!(replicas.ready(&begin, Seq(5)).await, Err(FsError::WouldBlock));
+        assert!(begun.elapsed() >= READY_PATIENCE);
     }
 }

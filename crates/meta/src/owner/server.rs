@@ -239,10 +239,10 @@ impl MetaService for Owner {
 impl ReplicaService for Owner {
     fn ask(&self, request: ReplicaRequest) -> BoxFuture<'_, Result<ReplicaReply, FsError>> {
         Box::pin(async move {
-            if self.shared.halted() || !self.shared.tenure.holds(&self.shared.env) {
-                return Err(FsError::Disconnected);
-            }
-            self.shared.replicas.ask(request)
+            let Shared { replicas, tenure, env, .. } = &*self.shared;
+            replicas.ready(&request, self.shared.committed_seq()).await?;
+            let is_owner = !self.shared.halted() && tenure.holds(env);
+            if is_owner { replicas.ask(request) } else { Err(FsError::Disconnected) }
         })
     }
 }

@@ -9,8 +9,8 @@ use base::{LedgerId, Seq};
 use bytes::Bytes;
 use wire::replica::{CopyPart, ReplicaReply, ReplicaRequest, ReplicaService};
 
+use super::copying::CopyCheck;
 use super::recovery::{Follower, OwnerError};
-use super::replicas::CopySum;
 use crate::log::{Fence, LedgerLog, LogError, NOBODY, Vacancy};
 use crate::state::{Applied, State, StateError, every_key};
 
@@ -154,22 +154,15 @@ impl Standby {
         let ledger = self.options.ledger;
         let seen = self.options.state.newest().map_err(|source| self.store_error(source))?.seq;
         tracing::info!(%ledger, "the log was trimmed beyond this store: copying the owner's");
-        let (mut copy, mut after, mut sum) = (0, Bytes::new(), CopySum::default());
-        loop {
+        let mut check = CopyCheck::default();
+        while !check.is_complete() {
+            let (copy, after) = check.next();
             let Some(part) = self.ask_part(copy, after.clone()).await else { return Ok(()) };
             if part.seq < seen {
                 return Err(OwnerError::RolledBack { ledger, seen, tail: part.seq });
             }
-            let first = part.pairs.first().map(|(key, _)| key);
-            let is_ordered = part.pairs.is_sorted_by(|(one, _), (next, _)| one < next);
-            sum.add(part.pairs.iter().map(|(key, value)| (&key[..], &value[..])));
-            let is_sound = is_ordered
-                && first.is_none_or(|key| *key > after)
-                && sum.finish() == part.sum
-                && !(part.pairs.is_empty() && part.more)
-                && (copy == 0 || copy == part.copy);
-            if !is_sound {
-                tracing::warn!(%ledger, "a copy of the owner's store arrived damaged");
+            if let Err(error) = check.take(&part) {
+                tracing::warn!(%ledger, %error);
                 return Ok(());
             }
             self.put(&part, &after).map_err(|source| self.store_error(source))?;
@@ -177,10 +170,7 @@ impl Standby {
                 let applied = Applied { seq: part.seq, epoch: part.epoch };
                 let done = self.options.state.apply(&mut std::iter::empty(), applied);
                 done.map_err(|source| self.store_error(source))?;
-                break;
             }
-            copy = part.copy;
-            after = part.pairs.last().expect("a part with more to follow is not empty").0.clone();
         }
         self.follower = Follower::new(ledger, self.options.log.clone(), self.options.state.clone())?;
         Ok(())

@@ -16,7 +16,7 @@ use meta::state::{Applied, MemState, Pair, State, StateError, Visit, every_key};
 use tokio::time::Instant;
 use wire::BoxFuture;
 use wire::meta::{Claim, EventSink, MetaReply, MetaRequest, MetaService, OwnerEvent, RequestId};
-use wire::replica::{CopyPart, ReplicaReply, ReplicaRequest, ReplicaService};
+use wire::replica::{CopyPart, READER, ReplicaReply, ReplicaRequest, ReplicaService};
 
 use crate::owner::make;
 
@@ -483,6 +483,24 @@ fn a_copy_goes_on_with_the_state_at_its_beginning_and_parts_may_be_asked_for_aga
         assert!(begun.seq.0 < one.stat().stored_seq);
         assert!(part(0, Bytes::new()).await.unwrap().seq.0 == one.stat().stored_seq);
         assert_eq!(part(begun.copy, last(&begun)).await, Err(FsError::NotFound), "another has begun");
+    });
+}
+
+#[test]
+fn a_reader_gets_all_that_was_durable_when_it_asked() {
+    on_paused_time(|| async {
+        let (log, env) = (MemLog::shared(LEASE), env());
+        let one = open(&Reached::new(&log), &env, EarlierSessions::End).await;
+        let session = one.connect(Arc::new(Deaf)).await.unwrap();
+        for number in 1..4 {
+            ask(&one, session, number, make(&format!("f{number}"))).await.unwrap();
+            let durable = one.stat().committed_seq;
+            assert!(one.stat().stored_seq < durable, "the store is behind");
+            let read = ReplicaRequest::Copy { replica: READER, wait_ms: 0, copy: 0, after: Bytes::new() };
+            let Ok(ReplicaReply::Copied(part)) = one.ask(read).await else { panic!("it gets a copy") };
+            assert!(part.seq.0 >= durable, "{} {durable}", part.seq);
+        }
+        assert_eq!(one.standbys(), []);
     });
 }
 
