@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use base::env::Env;
 use base::{ClusterId, Epoch, LedgerId, Seq};
 use control::CONTROL_LEDGER;
-use meta::log::{Etcd, EtcdLog, EtcdMember, EtcdOptions, EtcdTls, LedgerLog};
+use meta::log::{Etcd, EtcdLog, EtcdMember, EtcdOptions, EtcdTls, LedgerLog, LogEngine as _};
 
 use wire::cluster::EngineMember;
 
