@@ -25,6 +25,7 @@ PACKAGES=(
     "openssl /usr/bin/openssl"
     "python3-venv /usr/share/doc/python3-venv"
     "etcd-server /usr/bin/etcd"
+    "postgresql /usr/share/doc/postgresql"
     "curl /usr/bin/curl"
     "ca-certificates /etc/ssl/certs/ca-certificates.crt"
 )
@@ -32,7 +33,6 @@ LONG_PACKAGES=(
     "fio /usr/bin/fio"
     "rsync /usr/bin/rsync"
     "stress-ng /usr/bin/stress-ng"
-    "postgresql /usr/share/postgresql-common"
     "dpkg-dev /usr/bin/dpkg-source"
     "make /usr/bin/make"
     "libisal-dev /usr/include/isa-l.h"
@@ -60,6 +60,9 @@ done
 if [ ${#missing[@]} -gt 0 ]; then
     echo "installing packages: ${missing[*]}"
     export DEBIAN_FRONTEND=noninteractive
+    # The tests make databases themselves: Debian's package must not.
+    mkdir -p /etc/postgresql-common/createcluster.d
+    echo "create_main_cluster = false" >/etc/postgresql-common/createcluster.d/tests.conf
     apt-get update -q </dev/null
     apt-get install -q -y --no-install-recommends "${missing[@]}" </dev/null
 fi

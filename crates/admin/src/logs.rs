@@ -8,7 +8,8 @@ use crate::api::AdminError;
 /// Where the logs of the ledgers are, and the nodes that follow them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LogInfo {
-    /// `files`, of the node that owns the ledgers, or the address of an engine: `etcd://HOST:PORT,…`.
+    /// `files`, of the node that owns the ledgers, or the address of an engine: `etcd://HOST:PORT,…` or
+    /// `postgres://HOST:PORT,…/DATABASE`.
     pub at: String,
     /// The node that owns the ledgers.
     pub owner: u32,

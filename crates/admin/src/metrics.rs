@@ -306,7 +306,7 @@ fn for_logs(all: &mut Exposition, log: &LogInfo) {
     let ages = standbys().map(|(labels, _, it)| (labels, it.age_s as f64));
     all.gauge("forebay_log_standby_age_seconds", "Time since the owner heard of that node", ages);
     let members = log.members.iter().map(|it| (vec![("address", it.address.clone())], flag(it.answers)));
-    all.gauge("forebay_log_member_up", "Whether a member of the etcd with the logs answers", members);
+    all.gauge("forebay_log_member_up", "Whether a server of the engine with the logs answers", members);
 }
 
 #[cfg(test)]

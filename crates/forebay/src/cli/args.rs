@@ -272,6 +272,7 @@ pub(crate) enum Command {
   forebay start /srv/forebay --drives 6 --profile 4+2           six drive files, any two may be lost
   forebay start /srv/forebay --drive /dev/sdb --drive /dev/sdc  two devices, two copies
   forebay start /srv/forebay --log etcd://10.0.0.7:2379 --address 10.0.0.1
+  forebay start /srv/forebay --log postgres://10.0.0.7:5432,10.0.0.8:5432/forebay --address 10.0.0.1
                                                                 the first of several machines, any of which may be lost
   forebay start /srv/forebay                                    again: everything as it was")]
 pub(crate) struct StartArgs {
@@ -336,6 +337,8 @@ pub(crate) struct StartArgs {
     pub(crate) accept_older_metadata: bool,
     /// Keep the logs of the metadata in this etcd (new cluster only), so that up to three nodes can own the metadata, one after
     /// another. Later: where the same etcd is now. With ca=FILE, and cert=FILE and key=FILE if etcd asks for them, over TLS.
+    /// Or in PostgreSQL, which has a synchronous standby:
+    /// postgres://HOST:PORT,…/DATABASE[?user=NAME&password-file=FILE&ca=FILE&prefix=NAME&single=yes]
     #[arg(long, value_name = "etcd://HOST:PORT,…[?prefix=NAME]")]
     pub(crate) log: Option<EngineAddress>,
     #[command(flatten)]

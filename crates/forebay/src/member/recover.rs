@@ -324,7 +324,7 @@ impl Recovering<'_> {
             None => self.known.clone().anywhere().of_cluster(cluster, recoveries),
         };
         let engine = connect(env, self.dir, &address).await.with_context(|| match is_given {
-            false => "give another etcd with --log etcd://HOST:PORT,…",
+            false => "give another engine with --log",
             true => "nothing was changed",
         })?;
         if !engine.claim(number).await? {

@@ -67,6 +67,7 @@ fn engine_problem(log: &LogInfo) -> Option<String> {
         return None;
     }
     let (count, all, names) = (away.len(), members.len(), away.join(", "));
+    let name = log.at.parse::<EngineAddress>().map_or("engine", |address| address.name());
     // Of an etcd of the operator, there may be members that have no address here.
     let what = if is_own { "members of" } else { "addresses of" };
     let spare = (all.saturating_sub(1) / 2).checked_sub(count);
@@ -75,7 +76,7 @@ fn engine_problem(log: &LogInfo) -> Option<String> {
         Some(spare) => format!("; without {} more, everything waits", spare + 1),
         None => "; that is no majority: everything waits".to_owned(),
     };
-    Some(format!("{count} of {all} {what} the etcd with the metadata do not answer: {names}{then}"))
+    Some(format!("{count} of {all} {what} the {name} with the metadata do not answer: {names}{then}"))
 }
 
 /// A step on the way to one member on each of these nodes.

@@ -313,9 +313,9 @@ impl Node {
 fn taken(address: &EngineAddress) -> String {
     format!(
         "there are logs already, of another cluster or of an earlier try: prefix={}; choose another one (?prefix=NAME), or \
-         remove the keys if nothing uses them (etcdctl del --prefix {})",
+         remove them if nothing uses them ({})",
         address.prefix(),
-        address.prefix()
+        address.how_to_clear()
     )
 }
 

@@ -116,10 +116,10 @@ impl Node {
             let here = nodes.iter().find(|it| it.node == node).and_then(client_address);
             check.stops.extend(majority(members, here.as_deref()));
         } else {
-            check.notes.push(
-                "the etcd with the metadata is yours: if a member runs there, see that it can be spared"
-                    .to_owned(),
-            );
+            let name = engine.address().name();
+            check.notes.push(format!(
+                "the {name} with the metadata is yours: if a server of it runs there, see that it can be spared"
+            ));
         }
         let filesystems = state.filesystems.values().map(|entry| {
             (

@@ -1,6 +1,9 @@
-//! The rules for every log engine, checked for each of them: in memory, on simulated files, on real files, in etcd.
+//! The rules for every log engine, checked for each of them: in memory, on simulated files, on real files, in etcd, in
+//! PostgreSQL.
 //!
 //! A case with random numbers prints its seed when it fails.
+
+mod moving;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,8 +17,8 @@ use wire::BoxFuture;
 
 use super::frame::ENTRY_BYTES_MAX;
 use super::{
-    AppendError, CopyIo, EtcdLog, Fence, FileLog, LedgerLog, LogCaps, LogEntry, LogError, LogSizes, MemLog,
-    MirrorOptions, MirroredLog, Sealed, Tail, etcd,
+    AppendError, CopyIo, Fence, FileLog, LedgerLog, LogCaps, LogEngine, LogEntry, LogError, LogSizes, MemLog,
+    MirrorOptions, MirroredLog, Sealed, Tail, entry, etcd, postgres,
 };
 
 /// Small sizes, so that a test fills several files.
@@ -81,12 +84,12 @@ impl Engine for Mirrored {
 }
 
 /// An engine that waits for answers, for callers that do not.
-struct Waiting<L> {
-    log: L,
+struct Waiting {
+    log: Arc<dyn LedgerLog>,
     runtime: Handle,
 }
 
-impl<L: LedgerLog> LedgerLog for Waiting<L> {
+impl LedgerLog for Waiting {
     fn seal(&self, epoch: Epoch, nonce: u64) -> BoxFuture<'_, Result<Tail, LogError>> {
         Box::pin(async move { self.runtime.block_on(self.log.seal(epoch, nonce)) })
     }
@@ -125,16 +128,17 @@ impl<L: LedgerLog> LedgerLog for Waiting<L> {
     }
 }
 
-/// A ledger of its own in a cluster of three members, which all tests share.
-struct InEtcd {
-    cluster: etcd::tests::Shared,
+/// A ledger of its own in an engine that all tests share.
+struct Remote<'a> {
+    engine: &'a dyn LogEngine,
+    runtime: Handle,
     ledger: LedgerId,
 }
 
-impl Engine for InEtcd {
+impl Engine for Remote<'_> {
     fn open(&self) -> Result<Arc<dyn LedgerLog>, LogError> {
-        let runtime = self.cluster.runtime();
-        let log = runtime.block_on(EtcdLog::open(self.cluster.etcd(), self.ledger))?;
+        let runtime = self.runtime.clone();
+        let log = runtime.block_on(self.engine.open(self.ledger))?;
         Ok(Arc::new(Waiting { log, runtime }))
     }
 }
@@ -147,7 +151,9 @@ fn for_every_engine(case: impl Fn(&dyn Engine)) {
     case(&Mirrored::new(Sim::new(1).env(), Path::new("/node"), 2, CopyIo::Inline));
     case(&Mirrored::new(Env::real(), dir.path(), 3, CopyIo::Threads));
     let cluster = etcd::tests::Shared::get();
-    case(&InEtcd { ledger: cluster.next_ledger(), cluster });
+    case(&Remote { engine: cluster.etcd(), runtime: cluster.runtime(), ledger: cluster.next_ledger() });
+    let servers = postgres::tests::Shared::get();
+    case(&Remote { engine: servers.engine(), runtime: servers.runtime(), ledger: servers.next_ledger() });
 }
 
 fn batch(number: u64) -> Vec<u8> {
@@ -317,7 +323,7 @@ fn a_batch_above_the_limit_is_refused_before_it_can_be_lost() {
         let log = engine.open().unwrap();
         now(log.seal(Epoch(1), 0)).unwrap();
         let max = log.caps().entry_bytes_max;
-        assert_eq!(max, if log.caps().lease.is_none() { ENTRY_BYTES_MAX } else { etcd::ENTRY_BYTES_MAX });
+        assert_eq!(max, if log.caps().lease.is_none() { ENTRY_BYTES_MAX } else { entry::ENTRY_BYTES_MAX });
         let result = now(log.append(Epoch(1), Seq(1), vec![vec![1; max + 1]]));
         assert!(matches!(result, Err(AppendError::TooLarge)), "{result:?}");
         append(&*log, 1, 1..=2).unwrap();

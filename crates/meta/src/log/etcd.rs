@@ -23,40 +23,22 @@ use bytes::Bytes;
 use tokio::time::Instant;
 use wire::BoxFuture;
 
+use super::entry::{self, ENTRY_BYTES_MAX};
+use super::remote::{APPEND, LEASE, LONG, LogEngine, Patience, RENEWAL, SEAL_TRIES, SHORT};
+use super::seals::Seals;
 use super::{AppendError, Fence, LedgerLog, LogCaps, LogEntry, LogError, Room, Sealed, Tail};
-use client::{CallError, Client, Patience};
+use client::{CallError, Client};
 use proto::{CompactionRequest, Compare, KeyValue, RangeRequest, RequestOp, TxnRequest, TxnResponse};
 use values::Keys;
 
 pub use membership::EtcdMember;
 
-/// Largest batch. With its key and the conditions it stays well below etcd's usual limit of 1.5 MiB for a request.
-pub(crate) const ENTRY_BYTES_MAX: usize = (1 << 20) - values::HEADER_BYTES;
-/// Largest append of several entries. Each counts with `KEY_BYTES` more.
-const APPEND_BYTES_MAX: usize = 1280 << 10;
-const KEY_BYTES: usize = 256;
-/// etcd takes 128 operations in a transaction by default.
-const BATCHES_MAX: usize = 100;
 /// Entries in one answer: up to 32 MiB.
 const ENTRIES_PER_RANGE: u64 = 32;
 /// What entries are taken to have before the first was read.
 const ENTRY_BYTES_GUESS: usize = 64 << 10;
 /// Entries that one transaction deletes. Other requests wait for it.
 const TRIM_STEP: u64 = 256;
-/// See [`LogCaps::lease`].
-const LEASE: Duration = Duration::from_secs(3);
-/// A seal is repeated when another change of the owner comes in between, this often at most.
-const SEAL_TRIES: u32 = 10;
-
-/// Requests of a few bytes.
-const SHORT: Patience = Patience { attempt: Duration::from_secs(1), total: Duration::from_secs(5) };
-/// Reads of entries.
-const LONG: Patience = Patience { attempt: Duration::from_secs(2), total: Duration::from_secs(5) };
-/// Signs of life: a late one is of no use.
-const RENEWAL: Patience =
-    Patience { attempt: Duration::from_millis(900), total: Duration::from_millis(2500) };
-/// An append goes to one member, once. It ends before the owner's lease does.
-const APPEND: Duration = Duration::from_secs(2);
 /// A page of entries that took as long is not continued.
 const PAGE: Duration = Duration::from_secs(2);
 
@@ -103,25 +85,46 @@ impl Etcd {
         let client = Arc::new(Client::connect(options).await?);
         Ok(Self { client, prefix: options.prefix.clone(), env: env.clone() })
     }
+}
 
-    /// The address of each member, and whether it answers within `limit` and is connected to the others.
-    pub async fn members(&self, limit: Duration) -> Vec<(String, bool)> {
+impl LogEngine for Etcd {
+    fn open(&self, ledger: LedgerId) -> BoxFuture<'_, Result<Arc<dyn LedgerLog>, LogError>> {
+        Box::pin(async move { Ok(Arc::new(EtcdLog::open(self, ledger).await?) as Arc<dyn LedgerLog>) })
+    }
+
+    fn claim(&self, number: u64, first: LedgerId) -> BoxFuture<'_, Result<bool, LogError>> {
+        Box::pin(self.claim_place(number, first))
+    }
+
+    fn is_free(&self, number: u64) -> BoxFuture<'_, Result<bool, LogError>> {
+        Box::pin(self.is_place_free(number))
+    }
+
+    fn number(&self) -> BoxFuture<'_, Result<u64, LogError>> {
+        Box::pin(self.number_of_move())
+    }
+
+    fn begin(
+        &self,
+        number: u64,
+        ledger: LedgerId,
+        end: (Epoch, Seq),
+    ) -> BoxFuture<'_, Result<bool, LogError>> {
+        Box::pin(self.begin_log(number, ledger, end))
+    }
+
+    /// A member answers if it is connected to the others.
+    fn members(&self, limit: Duration) -> BoxFuture<'_, Vec<(String, bool)>> {
         let client = self.client.clone();
-        self.client.run(async move { client.look(limit).await }).await.unwrap_or_default()
+        Box::pin(
+            async move { self.client.run(async move { client.look(limit).await }).await.unwrap_or_default() },
+        )
     }
 }
 
 /// See the module.
 pub struct EtcdLog {
     inner: Arc<Inner>,
-}
-
-/// What this object sealed the log with.
-#[derive(Default)]
-struct Seals {
-    held: Option<Sealed>,
-    /// A later attempt without an answer.
-    tried: Option<Sealed>,
 }
 
 /// What etcd may forget, and since when.
@@ -137,7 +140,7 @@ struct Inner {
     client: Arc<Client>,
     keys: Keys,
     env: Env,
-    seals: Mutex<Seals>,
+    seals: Seals,
     /// A lower bound of the oldest entry.
     first: AtomicU64,
     is_full: AtomicBool,
@@ -162,7 +165,7 @@ impl EtcdLog {
             client: etcd.client.clone(),
             keys: Keys::new(&etcd.prefix, ledger),
             env: etcd.env.clone(),
-            seals: Mutex::default(),
+            seals: Seals::default(),
             first: AtomicU64::new(1),
             is_full: AtomicBool::new(false),
             history: Mutex::default(),
@@ -232,16 +235,6 @@ impl LedgerLog for EtcdLog {
 }
 
 impl Inner {
-    fn seals(&self) -> std::sync::MutexGuard<'_, Seals> {
-        self.seals.lock().expect("no holder of this lock panics")
-    }
-
-    /// What this object sealed the log with, if that fits. If the answer to a seal was lost, etcd knows whether it counts.
-    fn sealed(&self, fits: impl Fn(Sealed) -> bool) -> Option<Sealed> {
-        let seals = self.seals();
-        [seals.held, seals.tried].into_iter().flatten().find(|sealed| fits(*sealed))
-    }
-
     /// Holds while this owner's seal is the last.
     fn is_owner(&self, owner: Sealed) -> Compare {
         Compare::value(self.keys.owner(), values::encode_owner(owner))
@@ -290,11 +283,11 @@ impl Inner {
             }
             success.extend(self.look());
             let compare = vec![Compare::mod_revision(key, owner_revision)];
-            self.seals().tried = Some(owner);
+            self.seals.attempt(owner);
             let answer =
                 self.client.once(TxnRequest { compare, success, failure: vec![] }, SHORT.attempt).await?;
             if answer.succeeded {
-                *self.seals() = Seals { held: Some(owner), tried: None };
+                self.seals.done(owner);
                 return Ok(Tail { seq: self.snapshot_of(answer)?.fence.tail });
             }
         }
@@ -313,13 +306,9 @@ impl Inner {
 
     async fn append(&self, epoch: Epoch, first: Seq, batches: &[Vec<u8>]) -> Result<(), AppendError> {
         let unknown = |error: LogError| AppendError::Unknown(io::Error::other(error));
-        let bytes: usize = batches.iter().map(|batch| batch.len() + values::HEADER_BYTES + KEY_BYTES).sum();
-        let is_large = batches.iter().any(|batch| batch.len() > ENTRY_BYTES_MAX);
-        if is_large || batches.len() > BATCHES_MAX || bytes > APPEND_BYTES_MAX {
-            return Err(AppendError::TooLarge);
-        }
+        let bytes = entry::append_bytes(batches).ok_or(AppendError::TooLarge)?;
         let before = first.0.checked_sub(1);
-        let (Some(owner), Some(before)) = (self.sealed(|sealed| sealed.epoch == epoch), before) else {
+        let (Some(owner), Some(before)) = (self.seals.find(|sealed| sealed.epoch == epoch), before) else {
             let fence = self.snapshot(SHORT).await.map_err(unknown)?.fence;
             return Err(AppendError::Fenced(fence.epoch));
         };
@@ -341,11 +330,11 @@ impl Inner {
     }
 
     fn append_request(&self, owner: Sealed, before: Seq, batches: &[Vec<u8>]) -> TxnRequest {
-        let entry = |(seq, batch): (u64, &Vec<u8>)| {
+        let put = |(seq, batch): (u64, &Vec<u8>)| {
             let seq = Seq(seq);
-            RequestOp::put(self.keys.entry(seq), values::encode_entry(seq, owner.epoch, batch))
+            RequestOp::put(self.keys.entry(seq), entry::encode_entry(seq, owner.epoch, batch).into())
         };
-        let mut success: Vec<RequestOp> = (before.0 + 1..).zip(batches).map(entry).collect();
+        let mut success: Vec<RequestOp> = (before.0 + 1..).zip(batches).map(put).collect();
         let tail = Seq(before.0 + batches.len() as u64);
         success.push(RequestOp::put(self.keys.tail(), values::encode_tail(tail)));
         let ends_before = Compare::value(self.keys.tail(), values::encode_tail(before));
@@ -426,7 +415,7 @@ impl Inner {
             if found != Seq(seq) {
                 return Err(LogError::Damaged(format!("entry {seq} is missing in etcd: found={found}")));
             }
-            values::decode_entry(found, &kv.value)
+            entry::decode_entry(found, &kv.value)
         });
         Ok((entries.collect::<Result<_, _>>()?, tail, revision))
     }
@@ -479,7 +468,7 @@ impl Inner {
         }
         let Snapshot { fence, revision, .. } = self.snapshot(SHORT).await?;
         let last = Sealed { epoch: fence.epoch, nonce: fence.nonce };
-        let owner = self.sealed(|sealed| sealed == last).ok_or(LogError::Fenced(fence.epoch))?;
+        let owner = self.seals.find(|sealed| sealed == last).ok_or(LogError::Fenced(fence.epoch))?;
         let end = up_to.min(fence.tail).0 + 1;
         let started = Instant::now();
         while first < end {

@@ -5,6 +5,7 @@
 
 #[cfg(test)]
 mod conformance;
+mod entry;
 mod etcd;
 mod file;
 mod frame;
@@ -13,7 +14,12 @@ pub(crate) mod fuzzing;
 mod mem;
 mod members;
 mod mirror;
+mod postgres;
+mod remote;
+mod seals;
 mod settle;
+#[cfg(test)]
+mod testing;
 
 use std::time::Duration;
 
@@ -24,6 +30,8 @@ pub use etcd::{Etcd, EtcdLog, EtcdMember, EtcdOptions, EtcdTls};
 pub use file::{FileLog, LogSizes};
 pub use mem::MemLog;
 pub use mirror::{CopyIo, CopyState, CopyStatus, MirrorOptions, MirroredLog, StaleCopies};
+pub use postgres::{Postgres, PostgresLog, PostgresOptions};
+pub use remote::LogEngine;
 pub(crate) use settle::append_settled;
 
 /// One entry of the log.

@@ -6,8 +6,8 @@ use clap::{Args, Subcommand};
 
 use crate::engine::EngineAddress;
 
-const RECOVER_HELP: &str = "For a cluster whose logs are in etcd, when etcd has lost its data for good, has lost two of three members, or was restored
-from a backup. Not for an etcd that is only away: nothing is lost then, and everything goes on once it is back.
+const RECOVER_HELP: &str = "For a cluster whose logs are in etcd or PostgreSQL, when that has lost its data for good (of etcd: two of three members), or was restored
+from a backup. Not for one that is only away: nothing is lost then, and everything goes on once it is back.
 
 The logs begin anew behind what this node has. The last second before the loss may be missing, and is gone then: run the command at
 the node that has most. Without --yes it only says what each node has, and what it would do. The process of this node must be
@@ -22,7 +22,7 @@ Examples:
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ClusterCommand {
-    /// Begin the logs of the metadata anew, behind what this node has of them, after etcd was lost for good.
+    /// Begin the logs of the metadata anew, behind what this node has of them, after etcd or PostgreSQL was lost for good.
     #[command(after_help = RECOVER_HELP)]
     Recover(RecoverArgs),
 }
@@ -37,8 +37,9 @@ pub(crate) struct RecoverArgs {
     /// Nodes that do not answer, and whose copies are lost or may be given up.
     #[arg(long, value_name = "ID,…", value_delimiter = ',')]
     pub(crate) without: Vec<u32>,
-    /// Where the logs are to be: etcd://HOST:PORT,…[?prefix=NAME&ca=FILE&cert=FILE&key=FILE]. Default: an etcd that Forebay runs, or the
-    /// same one at another place.
+    /// Where the logs are to be: etcd://HOST:PORT,…[?prefix=NAME&ca=FILE&cert=FILE&key=FILE], or
+    /// postgres://HOST:PORT,…/DATABASE[?user=NAME&password-file=FILE&ca=FILE&prefix=NAME&single=yes]. Default: an etcd that Forebay runs, or
+    /// the same engine at another place.
     #[arg(long, value_name = "ENGINE")]
     pub(crate) log: Option<EngineAddress>,
     /// Also if another node has more.

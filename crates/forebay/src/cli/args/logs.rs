@@ -22,7 +22,8 @@ If a move fails, the logs stay in files, and the command may be given again. `fo
 
 Examples:
   forebay log move /srv/forebay etcd                    # Forebay runs etcd on the first three nodes (Debian: etcd-server)
-  forebay log move /srv/forebay etcd://10.0.0.1:2379,10.0.0.2:2379,10.0.0.3:2379";
+  forebay log move /srv/forebay etcd://10.0.0.1:2379,10.0.0.2:2379,10.0.0.3:2379
+  forebay log move /srv/forebay postgres://10.0.0.7:5432,10.0.0.8:5432/forebay?password-file=/etc/forebay/password";
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum LogCommand {
@@ -41,7 +42,8 @@ pub(crate) enum LogCommand {
         /// The directory of any node.
         dir: PathBuf,
         /// `etcd`: one that the first three nodes run themselves; or one of yours:
-        /// etcd://HOST:PORT,…[?prefix=NAME&ca=FILE&cert=FILE&key=FILE]
+        /// etcd://HOST:PORT,…[?prefix=NAME&ca=FILE&cert=FILE&key=FILE], or PostgreSQL:
+        /// postgres://HOST:PORT,…/DATABASE[?user=NAME&password-file=FILE&ca=FILE&prefix=NAME&single=yes]
         #[arg(value_parser = engine)]
         to: String,
         /// Mounts in the first node's own process may end: programs that have files open there fail. They are made anew.

@@ -1,26 +1,22 @@
 //! Requests to the members of an etcd cluster. Each has a deadline, and a member that does not answer is left for the next.
-//!
-//! Requests are carried out by the runtime that opened the client: who polls them may have no timer.
 
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
-use tokio::runtime::Handle;
-use tokio::task::AbortHandle;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::timeout;
 use tonic::Code;
 use tonic::client::Grpc;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 use tonic_prost::ProstCodec;
 
 use super::super::LogError;
+use super::super::entry::ENTRY_BYTES_MAX;
+use super::super::remote::{Patience, Runner, invalid};
 use super::proto::{Call, StatusRequest};
-use super::{ENTRIES_PER_RANGE, ENTRY_BYTES_MAX, EtcdOptions, EtcdTls};
+use super::{ENTRIES_PER_RANGE, EtcdOptions, EtcdTls};
 
-/// The pause before a request goes to the next member.
-const PAUSE: Duration = Duration::from_millis(50);
 const CONNECT: Duration = Duration::from_secs(1);
 /// etcd closes connections that ask more often than every five seconds, or while nothing is under way.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
@@ -116,14 +112,6 @@ struct Member {
     channel: Channel,
 }
 
-/// How long a request may take.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Patience {
-    /// At one member.
-    pub(super) attempt: Duration,
-    pub(super) total: Duration,
-}
-
 /// See the module.
 pub(super) struct Client {
     members: RwLock<Arc<Vec<Arc<Member>>>>,
@@ -131,7 +119,7 @@ pub(super) struct Client {
     current: AtomicUsize,
     /// Identity of the cluster, from the first answer on.
     cluster_id: OnceLock<u64>,
-    runtime: Handle,
+    runner: Runner,
 }
 
 impl Client {
@@ -144,7 +132,7 @@ impl Client {
             members: RwLock::default(),
             current: AtomicUsize::new(0),
             cluster_id: OnceLock::new(),
-            runtime: Handle::current(),
+            runner: Runner::current(),
         };
         client.set_members(options)?;
         let mut answer = Err(invalid("no member of etcd answers".to_owned()).into());
@@ -187,9 +175,7 @@ impl Client {
         &self,
         work: impl Future<Output = T> + Send + 'static,
     ) -> io::Result<T> {
-        let task = self.runtime.spawn(work);
-        let _ends_with_caller = AbortOnDrop(task.abort_handle());
-        task.await.map_err(io::Error::other)
+        self.runner.run(work).await
     }
 
     /// Sends a request to one member, once.
@@ -210,17 +196,7 @@ impl Client {
         request: R,
         patience: Patience,
     ) -> Result<R::Answer, CallError> {
-        let end = Instant::now() + patience.total;
-        loop {
-            let limit = patience.attempt.min(end.saturating_duration_since(Instant::now()));
-            match self.once(request.clone(), limit).await {
-                Err(error) if error.is_transient() && Instant::now() + PAUSE < end => {
-                    tracing::debug!(%error, "a member of etcd does not answer, trying the next");
-                    sleep(PAUSE).await;
-                }
-                answer => return answer,
-            }
-        }
+        patience.repeat(CallError::is_transient, |limit| self.once(request.clone(), limit)).await
     }
 
     /// Asks all members at once. Returns each endpoint, and whether its member answers and knows a leader: one that is cut off
@@ -260,19 +236,6 @@ impl Client {
         let expected = *self.cluster_id.get_or_init(|| found);
         if found == expected { Ok(answer) } else { Err(CallError::OtherCluster { expected, found }) }
     }
-}
-
-/// Ends a task.
-struct AbortOnDrop(AbortHandle);
-
-impl Drop for AbortOnDrop {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
-}
-
-fn invalid(what: String) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidInput, what)
 }
 
 /// A member to which there is no connection yet.

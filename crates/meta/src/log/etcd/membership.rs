@@ -1,11 +1,12 @@
 //! The members of a cluster of etcd, for the operator of that cluster: which there are, and changes of them, one at a time.
 
-use super::client::{CallError, Patience};
+use super::client::CallError;
 use super::proto::{
     Call, MemberAddRequest, MemberListRequest, MemberOfCluster, MemberPromoteRequest, MemberRemoveRequest,
 };
-use super::{Etcd, EtcdOptions, SHORT};
+use super::{Etcd, EtcdOptions};
 use crate::log::LogError;
+use crate::log::remote::{Patience, SHORT};
 
 /// A member of a cluster of etcd.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -4,18 +4,15 @@
 use base::{Epoch, LedgerId, Seq};
 use bytes::Bytes;
 
+use super::Etcd;
 use super::proto::{Compare, KeyValue, RequestOp, TxnRequest};
 use super::values::{Common, Keys, decode_moved, encode_moved, encode_owner, encode_tail};
-use super::{Etcd, LONG};
+use crate::log::remote::LONG;
 use crate::log::{LogError, NOBODY, Sealed};
 
 impl Etcd {
-    /// Claims the place under the prefix for the attempt with this number. Returns whether it has it: nothing was there, or only what
-    /// an earlier try has left, which is removed. `first` is the ledger that owners seal first.
-    ///
-    /// # Errors
-    /// If etcd does not answer. The caller may try again.
-    pub async fn claim(&self, number: u64, first: LedgerId) -> Result<bool, LogError> {
+    /// See [`LogEngine::claim`].
+    pub(super) async fn claim_place(&self, number: u64, first: LedgerId) -> Result<bool, LogError> {
         let common = Common::new(&self.prefix);
         let (moved, owner) = (common.moved(), Keys::new(&self.prefix, first).owner());
         let (start, end) = common.all();
@@ -38,11 +35,8 @@ impl Etcd {
         Ok(self.change(TxnRequest { compare: vec![is_ours, is_vacant], success, failure: vec![] }).await?.0)
     }
 
-    /// Whether [`Etcd::claim`] would have the place now. Changes nothing.
-    ///
-    /// # Errors
-    /// If etcd does not answer, or has no majority.
-    pub async fn is_free(&self, number: u64) -> Result<bool, LogError> {
+    /// See [`LogEngine::is_free`].
+    pub(super) async fn is_place_free(&self, number: u64) -> Result<bool, LogError> {
         let common = Common::new(&self.prefix);
         let (start, end) = common.all();
         // A read of the newest state needs the majority.
@@ -55,22 +49,15 @@ impl Etcd {
         Ok(is_empty || found.iter().any(|moved| moved.value == encode_moved(number)))
     }
 
-    /// The number of the attempt that brought the logs here; 0: they began here.
-    ///
-    /// # Errors
-    /// If etcd does not answer, or has no majority.
-    pub async fn number(&self) -> Result<u64, LogError> {
+    /// See [`LogEngine::number`].
+    pub(super) async fn number_of_move(&self) -> Result<u64, LogError> {
         let look = vec![RequestOp::get(Common::new(&self.prefix).moved())];
         let (_, found) = self.change(TxnRequest { success: look, ..TxnRequest::default() }).await?;
         found.first().map_or(Ok(0), |moved| decode_moved(&moved.value))
     }
 
-    /// Begins the log of a ledger behind the entry `end`, for nobody: its next owner has the epoch after this one. Only within the
-    /// attempt that has claimed the place; returns whether it still has it.
-    ///
-    /// # Errors
-    /// If etcd does not answer. The caller may try again.
-    pub async fn begin(
+    /// See [`LogEngine::begin`].
+    pub(super) async fn begin_log(
         &self,
         number: u64,
         ledger: LedgerId,

@@ -1,6 +1,5 @@
 //! The engine with real members of etcd that are killed, stopped, filled and replaced.
 
-mod moving;
 mod servers;
 mod vacancy;
 
@@ -14,9 +13,13 @@ use base::{Epoch, LedgerId, Seq};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::super::{AppendError, LedgerLog, LogEntry, LogError, Sealed, append_settled};
+use super::super::entry::ENTRY_BYTES_MAX;
+use super::super::testing::{
+    FIRST, append_until_settled, batch, check_entries, check_reader, check_rivals, read_all, within,
+};
+use super::super::{AppendError, LedgerLog, LogError, Sealed, append_settled};
 use super::proto::{Call, CompactionResponse, Header};
-use super::{ENTRY_BYTES_MAX, Etcd, EtcdLog, EtcdOptions, EtcdTls};
+use super::{Etcd, EtcdLog, EtcdOptions, EtcdTls};
 use servers::Servers;
 pub(in super::super) use servers::Shared;
 
@@ -31,47 +34,6 @@ fn alone() -> MutexGuard<'static, ()> {
 async fn open(etcd: &Etcd) -> Arc<EtcdLog> {
     Arc::new(EtcdLog::open(etcd, LEDGER).await.unwrap())
 }
-
-/// The batch that only this owner appends at this place.
-fn batch(owner: Sealed, seq: u64) -> Vec<u8> {
-    format!("{} {seq} {} ", owner.nonce, owner.epoch).into_bytes().repeat(seq as usize % 50 + 1)
-}
-
-/// Appends as an owner does: the same batch, until it is settled.
-async fn append_until_settled(log: &dyn LedgerLog, owner: Sealed, seq: u64) -> Result<(), AppendError> {
-    let end = Instant::now() + Duration::from_secs(60);
-    loop {
-        match append_settled(log, owner, Seq(seq), &batch(owner, seq)).await {
-            Err(AppendError::Unknown(_) | AppendError::Full(_)) if Instant::now() < end => {
-                sleep(Duration::from_millis(20)).await;
-            }
-            settled => return settled,
-        }
-    }
-}
-
-async fn read_all(log: &dyn LedgerLog) -> Vec<LogEntry> {
-    let mut all: Vec<LogEntry> = vec![];
-    loop {
-        let page = log.read(Seq(all.len() as u64 + 1), 10_000).await.unwrap();
-        if page.is_empty() {
-            return all;
-        }
-        all.extend(page);
-    }
-}
-
-/// The log holds exactly the batches 1 to `tail` of this owner.
-#[track_caller]
-fn check_entries(entries: &[LogEntry], owner: Sealed, tail: u64) {
-    assert_eq!(entries.len() as u64, tail);
-    for (entry, seq) in entries.iter().zip(1..) {
-        let expected = LogEntry { seq: Seq(seq), epoch: owner.epoch, batch: batch(owner, seq) };
-        assert_eq!(*entry, expected);
-    }
-}
-
-const FIRST: Sealed = Sealed { epoch: Epoch(1), nonce: 11 };
 
 /// A log that the first owner has sealed and appended to.
 async fn log_of(etcd: &Etcd, tail: u64) -> Arc<EtcdLog> {
@@ -120,11 +82,6 @@ fn appends_go_on_when_the_leader_is_killed() {
     let tail = done.load(Ordering::Relaxed);
     let entries = servers.runtime.block_on(async { read_all(&*open(&etcd).await).await });
     check_entries(&entries, FIRST, tail);
-}
-
-/// Fails unless it ends in time.
-async fn within<T>(limit: Duration, what: &str, work: impl Future<Output = T>) -> T {
-    timeout(limit, work).await.unwrap_or_else(|_| panic!("{what} takes more than {limit:?}"))
 }
 
 #[test]
@@ -196,69 +153,13 @@ fn a_member_that_hangs_delays_signs_of_life_for_a_moment() {
     }
 }
 
-/// What an owner saw between its seal and the next one.
-struct Reign {
-    owner: Sealed,
-    tail: u64,
-    acknowledged: u64,
-}
-
-/// Seals and appends, again and again.
-async fn reign(log: Arc<EtcdLog>, nonce: u64, rounds: usize) -> Vec<Reign> {
-    let mut reigns = vec![];
-    while reigns.len() < rounds {
-        let epoch = Epoch(log.fence().await.unwrap().epoch.0 + 1);
-        let owner = Sealed { epoch, nonce };
-        let Ok(tail) = log.seal(epoch, nonce).await else { continue };
-        let mut acknowledged = tail.seq.0;
-        let end = Instant::now() + Duration::from_millis(100);
-        // The last one leaves, so that the other does not wait for a successor.
-        while reigns.len() + 1 < rounds || Instant::now() < end {
-            match append_until_settled(&*log, owner, acknowledged + 1).await {
-                Ok(()) => acknowledged += 1,
-                Err(AppendError::Fenced(by)) => {
-                    assert!(by > epoch);
-                    break;
-                }
-                Err(error) => panic!("{error:?}"),
-            }
-            if acknowledged > tail.seq.0 + 20 {
-                break;
-            }
-        }
-        reigns.push(Reign { owner, tail: tail.seq.0, acknowledged });
-    }
-    reigns
-}
-
 #[test]
 fn after_a_seal_nothing_of_an_earlier_owner_is_appended() {
     let _alone = alone();
     let servers = Servers::start(3);
     let logs = [servers.connect(), servers.connect(), servers.connect()];
-    let logs = logs.map(|etcd| servers.runtime.block_on(open(&etcd)));
-    let tasks: Vec<_> = logs
-        .iter()
-        .zip(1..)
-        .map(|(log, nonce)| servers.runtime.spawn(reign(log.clone(), nonce, 25)))
-        .collect();
-    let mut reigns = vec![];
-    for task in tasks {
-        reigns.extend(servers.runtime.block_on(task).unwrap());
-    }
-    let entries = servers.runtime.block_on(read_all(&*logs[0]));
-    let epochs: std::collections::BTreeSet<_> = reigns.iter().map(|reign| reign.owner.epoch).collect();
-    assert_eq!(epochs.len(), reigns.len(), "an epoch was sealed twice");
-    for Reign { owner, tail, acknowledged } in reigns {
-        for entry in &entries {
-            assert_eq!(entry.seq.0 > tail, entry.epoch >= owner.epoch, "{owner:?} {tail} {}", entry.seq);
-        }
-        for seq in tail + 1..=acknowledged {
-            let entry = &entries[seq as usize - 1];
-            assert_eq!((entry.seq, entry.epoch), (Seq(seq), owner.epoch));
-            assert_eq!(entry.batch, batch(owner, seq));
-        }
-    }
+    let logs = logs.map(|etcd| servers.runtime.block_on(open(&etcd)) as Arc<dyn LedgerLog>);
+    servers.runtime.block_on(check_rivals(&logs));
 }
 
 #[test]
@@ -290,46 +191,8 @@ fn readers_see_whole_runs_while_the_log_grows_and_is_trimmed() {
     let (etcd, other) = (servers.connect(), servers.connect());
     servers.runtime.block_on(async {
         let log = log_of(&etcd, 40).await;
-        let stop = Arc::new(AtomicBool::new(false));
-        let (stopper, reader) = (stop.clone(), open(&other).await);
-        let readers = tokio::spawn(async move {
-            let (mut next, mut pages, mut trimmed) = (1, 0, 0);
-            while !stopper.load(Ordering::Relaxed) {
-                match reader.read(Seq(next), 20_000).await {
-                    Ok(page) => {
-                        for entry in &page {
-                            let expected =
-                                LogEntry { seq: Seq(next), epoch: FIRST.epoch, batch: batch(FIRST, next) };
-                            assert_eq!(*entry, expected);
-                            next += 1;
-                        }
-                        pages += 1;
-                        // Sometimes it falls back to what may be trimmed.
-                        next =
-                            if pages % 3 == 0 { next.saturating_sub(60).max(reader.first().0) } else { next };
-                    }
-                    Err(LogError::Damaged(what)) => {
-                        assert!(what.contains("trimmed") && reader.first().0 > next, "{what} {next}");
-                        trimmed += 1;
-                        next = reader.first().0;
-                    }
-                    Err(error) => panic!("{error:?}"),
-                }
-            }
-            (pages, trimmed)
-        });
-        for seq in 41..=600 {
-            append_until_settled(&*log, FIRST, seq).await.unwrap();
-            if seq % 5 == 0 {
-                log.trim(Seq(seq - 25)).await.unwrap();
-            }
-        }
-        stop.store(true, Ordering::Relaxed);
-        let (pages, trimmed) = readers.await.unwrap();
-        assert!(pages > 20 && trimmed > 0, "pages={pages} trimmed={trimmed}");
-        assert_eq!(log.first(), Seq(576));
+        check_reader(&*log, open(&other).await, 40).await;
         assert_eq!(open(&other).await.first(), Seq(576));
-        assert_eq!(log.fence().await.unwrap().tail, Seq(600));
     });
 }
 
@@ -382,8 +245,8 @@ fn a_full_etcd_refuses_appends_and_takes_them_when_there_is_room() {
         assert_eq!(log.room(), super::Room::Reserve);
         // Deleting needs no room; the rest is the operator's.
         log.trim(Seq(tail)).await.unwrap();
-        let revision = log.inner.snapshot(super::SHORT).await.unwrap().revision;
-        let limit = super::LONG.attempt;
+        let revision = log.inner.snapshot(crate::log::remote::SHORT).await.unwrap().revision;
+        let limit = crate::log::remote::LONG.attempt;
         log.inner.client.once(super::CompactionRequest { revision }, limit).await.unwrap();
         // Their answers name no cluster, so they are not believed.
         let _ = log.inner.client.once(Defragment {}, limit).await;
@@ -584,7 +447,7 @@ fn a_gap_is_damage() {
             let keys = &log.inner.keys;
             let success = vec![super::RequestOp::delete(keys.entry(Seq(seq)), keys.entry(Seq(end)))];
             let request = super::TxnRequest { success, ..super::TxnRequest::default() };
-            log.inner.client.once(request, super::SHORT.attempt).await.unwrap();
+            log.inner.client.once(request, crate::log::remote::SHORT.attempt).await.unwrap();
         };
         remove(20, 21).await;
         // A whole part of a page is missing, or one entry; what is before may still be read.
@@ -609,7 +472,7 @@ fn history_is_forgotten_but_not_the_newest() {
         let (mut noted, mut marks) = (vec![], vec![]);
         for seq in 1..=3 {
             log.append(Epoch(1), Seq(seq), vec![vec![1]]).await.unwrap();
-            noted.push(log.inner.snapshot(super::SHORT).await.unwrap().revision);
+            noted.push(log.inner.snapshot(crate::log::remote::SHORT).await.unwrap().revision);
             log.inner.history.lock().unwrap().bytes += super::COMPACT_BYTES;
             log.trim(Seq(seq)).await.unwrap();
             marks.push(log.inner.history.lock().unwrap().revision);

@@ -1,15 +1,11 @@
 //! Keys and values in etcd: what `docs/formats/log.md` draws.
 
-use base::checksum::crc32c;
-use base::codec::{Reader, Writer};
+use base::codec::Writer;
 use base::{Epoch, LedgerId, Seq};
 use bytes::Bytes;
 
-use super::super::{LogEntry, LogError, Sealed};
-
-const FORMAT: u8 = 1;
-/// Bytes of an entry's value before its batch.
-pub(super) const HEADER_BYTES: usize = 13;
+use super::super::entry::{FORMAT, decode};
+use super::super::{LogError, Sealed};
 
 /// The keys of a ledger.
 #[derive(Debug, Clone)]
@@ -130,49 +126,6 @@ pub(super) fn encode_alive(nonce: u64) -> Bytes {
     w.finish().into()
 }
 
-/// The value of an entry.
-pub(super) fn encode_entry(seq: Seq, epoch: Epoch, batch: &[u8]) -> Bytes {
-    let mut w = Writer::new();
-    w.u8(FORMAT).u64(epoch.0).u32(checksum(seq, epoch, batch)).bytes(batch);
-    w.finish().into()
-}
-
-pub(super) fn decode_entry(seq: Seq, value: &[u8]) -> Result<LogEntry, LogError> {
-    let (epoch, sum, batch) = decode("entry", value, |r| {
-        let (epoch, sum) = (Epoch(r.u64("epoch")?), r.u32("checksum")?);
-        let batch = r.rest().to_vec();
-        r.bytes(batch.len(), "batch")?;
-        Ok((epoch, sum, batch))
-    })?;
-    if sum != checksum(seq, epoch, &batch) {
-        return Err(LogError::Damaged(format!("entry {seq} in etcd has a wrong checksum")));
-    }
-    Ok(LogEntry { seq, epoch, batch })
-}
-
-/// Bound to the place, so that the intact value of another entry does not pass.
-fn checksum(seq: Seq, epoch: Epoch, batch: &[u8]) -> u32 {
-    let mut w = Writer::new();
-    w.u64(seq.0).u8(FORMAT).u64(epoch.0);
-    crc32c(&w.finish()) ^ crc32c(batch).rotate_left(1)
-}
-
-fn decode<T>(
-    name: &str,
-    value: &[u8],
-    fields: impl FnOnce(&mut Reader<'_>) -> Result<T, base::codec::DecodeError>,
-) -> Result<T, LogError> {
-    let mut r = Reader::new(value);
-    let damaged = |error| LogError::Damaged(format!("value of {name} in etcd: {error}"));
-    match r.u8("format").map_err(damaged)? {
-        FORMAT => {}
-        newer => return Err(LogError::NewerFormat(format!("{name} in etcd has format {newer}"))),
-    }
-    let decoded = fields(&mut r).map_err(damaged)?;
-    r.finish("end").map_err(damaged)?;
-    Ok(decoded)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -206,31 +159,8 @@ mod tests {
         assert_eq!(encode_owner(owner), [1, 3, 0, 0, 0, 0, 0, 0, 0, 8, 7, 6, 5, 4, 3, 2, 1][..]);
         assert_eq!(encode_tail(Seq(258)), [1, 2, 1, 0, 0, 0, 0, 0, 0][..]);
         assert_eq!(encode_alive(5), [1, 5, 0, 0, 0, 0, 0, 0, 0][..]);
-        let entry = encode_entry(Seq(9), Epoch(3), b"batch");
-        assert_eq!(entry[..9], [1, 3, 0, 0, 0, 0, 0, 0, 0]);
-        // Computed with another implementation of CRC-32C.
-        assert_eq!(entry[9..13], GOLDEN_SUM.to_le_bytes());
-        assert_eq!(entry[HEADER_BYTES..], b"batch"[..]);
         assert_eq!(decode_owner(&encode_owner(owner)).unwrap(), owner);
         assert_eq!(decode_tail(&encode_tail(Seq(258))).unwrap(), Seq(258));
-        let decoded = decode_entry(Seq(9), &entry).unwrap();
-        assert_eq!(decoded, LogEntry { seq: Seq(9), epoch: Epoch(3), batch: b"batch".to_vec() });
-    }
-
-    const GOLDEN_SUM: u32 = 0x0021_c7d3;
-
-    #[test]
-    fn a_damaged_or_moved_entry_is_noticed() {
-        let entry = encode_entry(Seq(9), Epoch(3), b"batch");
-        assert!(matches!(decode_entry(Seq(10), &entry), Err(LogError::Damaged(_))));
-        for bit in 8..entry.len() * 8 {
-            let mut damaged = entry.to_vec();
-            damaged[bit / 8] ^= 1 << (bit % 8);
-            assert!(matches!(decode_entry(Seq(9), &damaged), Err(LogError::Damaged(_))), "bit {bit}");
-        }
-        for len in 0..entry.len() {
-            assert!(matches!(decode_entry(Seq(9), &entry[..len]), Err(LogError::Damaged(_))), "{len} bytes");
-        }
     }
 
     #[test]
@@ -253,9 +183,6 @@ mod tests {
         #[test]
         fn any_bytes_are_decoded_or_refused(bytes: Vec<u8>) {
             let _ = (decode_owner(&bytes), decode_tail(&bytes), keys().seq_of(&bytes));
-            if let Ok(entry) = decode_entry(Seq(9), &bytes) {
-                proptest::prop_assert_eq!(&encode_entry(Seq(9), entry.epoch, &entry.batch)[..], &bytes[..]);
-            }
         }
     }
 }

@@ -13,9 +13,10 @@ use base::env::Env;
 use tokio::runtime::{Handle, Runtime};
 use tokio::time::{Instant, sleep};
 
-use super::super::client::{Client, Patience};
+use super::super::client::Client;
 use super::super::proto::{StatusRequest, StatusResponse};
 use super::super::{Etcd, EtcdOptions, EtcdTls};
+use crate::log::remote::Patience;
 
 const ETCD: &str = "/usr/bin/etcd";
 /// Ends the server when the test's end of the pipe is closed, be it by a crash of the test.
@@ -247,5 +248,11 @@ impl Shared {
     /// A ledger that no other test uses.
     pub(in super::super::super) fn next_ledger(&self) -> LedgerId {
         LedgerId(self.0.2.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// A prefix that no other test uses.
+    pub(in super::super::super) fn place(&self) -> Etcd {
+        let etcd = self.etcd();
+        Etcd { prefix: format!("{}/move-{}", etcd.prefix, self.next_ledger()), ..etcd.clone() }
     }
 }
