@@ -61,8 +61,10 @@ if [ ${#missing[@]} -gt 0 ]; then
     echo "installing packages: ${missing[*]}"
     export DEBIAN_FRONTEND=noninteractive
     # The tests make databases themselves: Debian's package must not.
-    mkdir -p /etc/postgresql-common/createcluster.d
-    echo "create_main_cluster = false" >/etc/postgresql-common/createcluster.d/tests.conf
+    if [[ " ${missing[*]} " == *" postgresql "* ]]; then
+        mkdir -p /etc/postgresql-common/createcluster.d
+        echo "create_main_cluster = false" >/etc/postgresql-common/createcluster.d/tests.conf
+    fi
     apt-get update -q </dev/null
     apt-get install -q -y --no-install-recommends "${missing[@]}" </dev/null
 fi
