@@ -72,17 +72,18 @@ owner_machine_dies() {
 database_dies() {
     local here
     here=$(owner 1)
-    beside "$here" database_dies_now
+    beside "$here" database_dies_now "$here"
     wait_until 90 healthy "$here"
 }
+# The owner says so.
 database_dies_now() {
     local away=0
     database_kill "$PRIMARY"
-    sleep 3
-    status 1 | jq -e '.problems[0] | contains("engine with the logs does not answer")' || away=1
+    wait_until 15 engine_is_away "$1" || away=1
     database_start "$PRIMARY"
     return "$away"
 }
+engine_is_away() { status "$1" | jq -e 'any(.problems[]; contains("engine with the logs does not answer"))' >/dev/null; }
 
 standby_is_away() {
     beside 2 standby_is_away_now

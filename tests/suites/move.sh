@@ -57,7 +57,8 @@ refused() {
     on 1 "$FOREBAY" log show "$WORK/1" | grep -q "last attempt to move failed"
     # A node that was asked to stop in the meantime stops when it has moved, or has not.
     mkdir "$WORK/1/identity/membership.json.new"
-    move 2 "$ENGINE?prefix=moved" &
+    # Asked at this node: another one would ask again once it runs, when nothing is in the way any more.
+    move 1 "$ENGINE?prefix=moved" &
     wait_until 20 is_moving
     on 1 timeout 60 "$FOREBAY" stop "$WORK/1" --keep-mounts </dev/null
     rmdir "$WORK/1/identity/membership.json.new"

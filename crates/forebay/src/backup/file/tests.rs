@@ -152,7 +152,7 @@ fn a_writer_leaves_a_backup_or_nothing() {
     assert_eq!(mode, 0o600);
     // A further one that does not end leaves the earlier.
     begin().begin_ledger(LedgerId(1), Applied::default()).unwrap();
-    assert_eq!(env.files.list(dir.path()).unwrap(), [path.clone()]);
+    assert_eq!(env.files.list(dir.path()).unwrap(), std::slice::from_ref(&path));
     let from_file = FromFile::open(&env, &path).unwrap();
     assert_eq!(from_file.len(), bytes);
     let mut reader = BackupReader::new(from_file).unwrap();
