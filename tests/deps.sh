@@ -25,10 +25,11 @@ PACKAGES=(
     "openssl /usr/bin/openssl"
     "python3-venv /usr/share/doc/python3-venv"
     "etcd-server /usr/bin/etcd"
-    "postgresql /usr/share/doc/postgresql"
     "curl /usr/bin/curl"
     "ca-certificates /etc/ssl/certs/ca-certificates.crt"
 )
+# A node runs without them.
+TEST_PACKAGES=("postgresql /usr/share/doc/postgresql")
 LONG_PACKAGES=(
     "fio /usr/bin/fio"
     "rsync /usr/bin/rsync"
@@ -50,6 +51,7 @@ CLIENTS=("boto3==1.43.11" "awscli==1.45.11" "prometheus_client==0.26.0")
 LONG_CLIENTS=("pyarrow" "pandas" "s3fs" "deltalake")
 TOOLS_DIR="$HOME/.cache/forebay/tools"
 
+[ "${1:-}" = packages ] || PACKAGES+=("${TEST_PACKAGES[@]}")
 [ "${1:-}" = long ] && PACKAGES+=("${LONG_PACKAGES[@]}") && TOOLS+=("${LONG_TOOLS[@]}")
 [ "${1:-}" = tier ] && TOOLS+=("${TIER_TOOLS[@]}")
 missing=()

@@ -33,6 +33,8 @@ const PROTOCOL: &[u8] = b"forebay/1";
 const WAY: &[u8] = b"forebay-way/1";
 /// How long the other side may take until both know each other.
 const HANDSHAKE: Duration = Duration::from_secs(5);
+/// How long the node that is to lead to another one may take to let this process in. That other one is tried again soon.
+const LEADER: Duration = Duration::from_secs(1);
 /// Bytes that are read at once, about a record. `rustls` asks for 4 KiB at a time, which would be a call of the system each.
 const READ_BYTES: usize = 16 << 10;
 
@@ -145,7 +147,7 @@ impl Connector {
     ) -> io::Result<Connection> {
         let mut config = self.config(Party::Node(via)).map_err(io::Error::other)?;
         config.alpn_protocols = vec![WAY.to_vec()];
-        let mut outer = connect_tls(address, config).await?;
+        let mut outer = tokio::time::timeout(LEADER, connect_tls(address, config)).await??;
         check_protocol(address, outer.get_ref().1.alpn_protocol(), WAY)?;
         way::ask(&mut outer, wanted).await?;
         let config = self.config(Party::Node(wanted)).map_err(io::Error::other)?;
