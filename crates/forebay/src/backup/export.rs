@@ -1,4 +1,5 @@
-//! `meta export`: copies of all ledgers, as their owner has them, in one file. The owner may be another node, and another one meanwhile.
+//! `meta export`: one file with copies of all ledgers. The owner of the ledgers gives them. It may be another node, and it may change
+//! during the export.
 //!
 //! The control ledger is copied last: it knows every drive and placement group that the others refer to.
 
@@ -68,7 +69,7 @@ pub(crate) async fn export(
         let (before, mut state) = (writer.mark(), Arc::default());
         let copied = reading.ledger(CONTROL_LEDGER, &mut writer, Some(&mut state), tell).await?;
         control = cluster_of(state)?;
-        // A filesystem may have been made meanwhile.
+        // Somebody may have made a filesystem since the last look.
         if control.filesystems.values().all(|record| done.contains_key(&record.ledger)) {
             done.insert(CONTROL_LEDGER, copied);
             break;

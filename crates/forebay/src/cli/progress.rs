@@ -63,7 +63,7 @@ impl Meter {
         Self { progress: Progress::new(), what, marks: VecDeque::new() }
     }
 
-    /// Shows that so many bytes were done, of so many if that is known.
+    /// Shows the bytes done so far, the total if it is known, and the rate.
     pub(super) fn show(&mut self, done: u64, of: Option<u64>) {
         let now_ns = self.progress.elapsed_ns();
         let bytes_per_s = self.rate(now_ns, done);

@@ -34,7 +34,7 @@ use statements::Found;
 
 /// Entries that one statement deletes. Other changes of the log wait for it.
 const TRIM_STEP: u64 = 256;
-/// The largest page: so many entries, and so many bytes and an entry.
+/// Limits of a page of entries. One entry may go beyond the limit of bytes.
 const PAGE_ENTRIES_MAX: i64 = 4096;
 const PAGE_BYTES_MAX: usize = 16 << 20;
 

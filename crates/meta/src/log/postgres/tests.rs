@@ -238,7 +238,7 @@ fn another_system_at_the_same_address_is_noticed() {
     let mut servers = Servers::single();
     let engine = servers.connect();
     let log = servers.runtime.block_on(log_of(&engine, 3));
-    // A copy of its files is the same system, whatever it has; this one is made anew.
+    // A server that is made anew is another system. A copy of the files would be the same one.
     servers.primary.kill();
     servers.primary.make_anew();
     servers.primary.start();
