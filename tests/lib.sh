@@ -5,6 +5,7 @@
 # `node_start`, which registers them, so that the trap at the end can stop them after any failure.
 #
 # Settings, all optional:
+#   FOREBAY_BUILD      profile of cargo: release (default) or quick
 #   FOREBAY_TEST_DIR   where temporary directories are made         (default: $TMPDIR or /tmp)
 #   FOREBAY_TEST_LONG  1: larger trees, more operations
 #   FOREBAY_TEST_SEED  first seed of the suites that take one       (default: 1)
@@ -21,8 +22,9 @@ PLAIN=${FOREBAY_PLAIN:-0}
 SEED=${FOREBAY_TEST_SEED:-1}
 TOOLS=$HOME/.cache/forebay/tools/bin
 TARGET=${CARGO_TARGET_DIR:-$ROOT/target}
-FOREBAY=${FOREBAY:-$TARGET/release/forebay}
-XTASK=${FOREBAY_XTASK:-$TARGET/release/xtask}
+BUILD=${FOREBAY_BUILD:-release}
+FOREBAY=${FOREBAY:-$TARGET/$BUILD/forebay}
+XTASK=${FOREBAY_XTASK:-$TARGET/$BUILD/xtask}
 RESULTS=${FOREBAY_RESULTS:-/dev/null}
 LOGS=${FOREBAY_LOGS:-$(mktemp -d "${TMPDIR:-/tmp}/forebay-logs.XXXXXX")}
 WORK=$(mktemp -d "${FOREBAY_TEST_DIR:-${TMPDIR:-/tmp}}/forebay-$SUITE.XXXXXX")

@@ -5,5 +5,5 @@ source "$(dirname "$0")/../lib.sh"
 LIMIT_S=3600
 cd "$ROOT" || exit 1
 
-check "binaries build" cargo build --release --workspace --bins --tests || exit 1
+check "binaries build" cargo build --profile "$BUILD" --workspace --bins --tests || exit 1
 exit 0

@@ -5,7 +5,7 @@ cd "$ROOT" || exit 1
 
 log=$LOGS/cargo-tests.log
 started=$EPOCHREALTIME
-timeout 3600 cargo test --release --workspace --no-fail-fast </dev/null >"$log" 2>&1
+timeout 3600 cargo test --profile "$BUILD" --workspace --no-fail-fast </dev/null >"$log" 2>&1
 status=$?
 
 # Lines of the test harness: `test NAME ... ok|FAILED|ignored`, after a line that names the binary.

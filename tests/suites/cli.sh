@@ -131,6 +131,9 @@ refused "a drive that is a directory" 'drive|directory' --drive "$WORK" --profil
 refused "the same drive twice" 'drive|twice|same' --drive "$WORK/same" --drive "$WORK/same" --drive-size 64M --profile 1+1
 touch "$WORK/a-file"
 refused "a mount point that is a file" 'mount|directory' --drives 1 --drive-size 64M --profile 1+0 --mount "$WORK/a-file"
+row "a check where no node runs" ok 'ok +room ' check "$WORK/nowhere"
+row "a check of all nodes where none runs" fails 'no node runs' check "$WORK/nowhere" --all
+row "a check of a place where nothing can be written" fails 'PROBLEM +sync ' check /proc/forebay
 row "a node's directory that is a file" fails 'directory|file' start "$WORK/a-file" --drives 1 --drive-size 64M --profile 1+0
 row "a directory that cannot be written" fails 'read-only|permitted|denied|no such|cannot|not supported' \
     start /proc/forebay --drives 1 --drive-size 64M --profile 1+0
@@ -174,6 +177,8 @@ json "status as JSON" 'type == "object"' status "$RUNNING" --json
 json "drive list as JSON has six drives" '[.. | arrays | select(length == 6)] | length > 0' drive list "$RUNNING" --json
 row "status for people" ok '[a-z]' status "$RUNNING"
 json "status has the memory that was given" '.memory.budget_bytes == 536870912 and .memory.resident_bytes > 0' status "$RUNNING" --json
+row "a check of a running node" ok '(ok|WARNING) +sync ' check "$RUNNING"
+json "a check as JSON" '.[0].findings | map(.code) | contains(["kernel", "clock", "memory", "room", "sync"])' check "$RUNNING" --json
 row "drive list for people" ok '[a-z]' drive list "$RUNNING"
 
 row "a second start says that it runs" fails 'already|running' start "$RUNNING"
@@ -267,12 +272,32 @@ json "and the memory that was given" '.memory.budget_bytes == 536870912' status 
 upkeep_helps() {
     local text
     text=$("$FOREBAY" upkeep --help | tr -s ' \n' ' ')
-    grep -qF 'Both settings last until they are changed' <<<"$text"
+    grep -qF 'Settings last until they are changed' <<<"$text"
     grep -qF 'half of that while foreground requests take twice as long as usual' <<<"$text"
-    grep -qF 'Both settings last until they are changed' <(tr '\n' ' ' <"$ROOT/docs/operate/running.md")
+    grep -qF 'Settings last until they are changed' <(tr '\n' ' ' <"$ROOT/docs/operate/running.md")
     grep -qF 'The rate is halved while requests to drives take twice as long as usual' <(tr '\n' ' ' <"$ROOT/docs/operate/running.md")
 }
 check "upkeep --help says what the documentation says" upkeep_helps
+row "a limit of what users wait for that is none" fails 'such as 500us' upkeep "$RUNNING" --keep-p99-below fast
+row "a limit of what users wait for that is too short" fails 'between 100 us and 60 s' upkeep "$RUNNING" --keep-p99-below 99us
+json "without a word, users wait 100 ms" '.keep_p99_below_us == 100000 and .held_to_bytes_per_s == null' upkeep "$RUNNING" --json
+# A sync takes longer than the shortest limit.
+held_back() {
+    local least
+    "$FOREBAY" upkeep "$RUNNING" --rate 64MiB --keep-p99-below 100us --json | jq -e '.keep_p99_below_us == 100'
+    dd if=/dev/zero of="$RUNNING/mnt/users" bs=64k count=6000 oflag=dsync status=none &
+    least=$((64 * 1024 * 1024 / 8))
+    wait_until 20 held_to ". != null and . >= $least - 1048576 and . <= $least"
+    "$FOREBAY" status "$RUNNING" | grep 'held back when that is more than 0.1 ms, now to'
+    "$FOREBAY" upkeep "$RUNNING" --keep-p99-below none
+    wait_until 5 held_to '. == null'
+    kill %1
+    wait
+    rm "$RUNNING/mnt/users"
+    "$FOREBAY" upkeep "$RUNNING" --rate 256MiB --keep-p99-below 100ms
+}
+held_to() { "$FOREBAY" status "$RUNNING" --json | jq -e ".upkeep.held_to_bytes_per_s | $1"; }
+check "background work is held back while users wait" held_back
 json "no event that matters" 'length == 0' events "$RUNNING" --severity warning --since 1h --json
 row "events of a severity that is none" fails 'none of info, warning, error' events "$RUNNING" --severity bad
 row "events of a node that does not run" fails 'not running|no node' events "$WORK/nowhere"

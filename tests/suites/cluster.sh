@@ -85,6 +85,10 @@ one_namespace() {
 s3_everywhere() {
     local node key=$WORK/key
     for node in 2 3; do wait_until 20 s3_served "$node"; done
+    on 2 "$FOREBAY" s3 endpoints "$WORK/2" --json >"$WORK/endpoints"
+    jq -e 'length == 3 and ([.[].local] == [false, true, true])' "$WORK/endpoints"
+    for node in 1 2 3; do [ "$(jq -r ".[$node - 1].url" "$WORK/endpoints")" = "$(status "$node" | jq -r .s3)" ]; done
+    on 3 "$FOREBAY" node list "$WORK/3" --json | jq -e 'all(.[]; (.version | test("^[0-9]")) and .latency_us > 0 and (.clock_ahead_ms | fabs) < 1000 and .uptime_s >= 0)'
     head -c 20000000 /dev/urandom >"$WORK/object2"
     s3 2 put bucket dir/object2 "$WORK/object2"
     s3 3 get bucket dir/object2 "$WORK/got" && cmp "$WORK/object2" "$WORK/got"
@@ -220,6 +224,30 @@ two_die() {
     machine_returns 3
 }
 
+# Each machine looks at itself and at the ways to the others, and says what is wrong with them.
+look_around() {
+    local found=$WORK/found
+    on 2 "$FOREBAY" check "$WORK/2" --all --json >"$found"
+    jq -e 'length == 3 and ([.[].node] == [0, 1, 2]) and all(.[]; ([.findings[] | select(.code == "network")] | length) == 2)' "$found"
+    jq -e 'all(.[].findings[]; .grade != "problem" and ((.grade == "warning") == (.cost != "" and .advice != "")))' "$found"
+    # Small messages arrive, and large ones are lost.
+    filter large "$(from_to 1 3 'meta length > 1000')"
+    problem_at 1 mtu "node 2 .*answers small messages"
+    filter_ends large
+    link 3 down
+    wait_until 20 problem_at 1 network "node 2 .*is not reached"
+    expect_fail "node 2 is not reached" on 1 "$FOREBAY" check "$WORK/1" --all --no-drives
+    link 3 up
+    wait_until 60 healthy 1
+    on 1 "$FOREBAY" check "$WORK/1"
+}
+# problem_at NODE CODE PATTERN: what the check of a node finds, and nothing else that is as grave.
+problem_at() {
+    local status=0 found
+    found=$(on "$1" "$FOREBAY" check "$WORK/$1" --no-drives --json) || status=$?
+    [ "$status" = 1 ] && jq -e --arg code "$2" --arg pattern "$3" '[.[].findings[] | select(.grade == "problem")] | length == 1 and .[0].code == $code and (.[0].found | test($pattern))' <<<"$found"
+}
+
 whole() {
     local node
     on 1 timeout 200 "$FOREBAY" fsck "$WORK/1" </dev/null
@@ -241,6 +269,7 @@ check "one namespace on three machines, by S3 too" one_namespace || exit 1
 check "S3 at every node, with the same users" s3_everywhere
 check "a machine without drives takes part and is removed" without_drives
 check "drives and addresses of another node change" orders_from_elsewhere
+check "machines say what is wrong with them and the ways to others" look_around
 check "a machine dies while others work" lose_machine
 check "the process of a node is killed beside its mount" lose_process
 check "two machines that do not reach each other go through the third" lose_pair

@@ -4,8 +4,8 @@ source "$(dirname "$0")/../lib.sh"
 LIMIT_S=3600
 cd "$ROOT" || exit 1
 
-check "clippy" cargo clippy --release --workspace --all-targets -- -D warnings
-check "tidy" cargo run --release --quiet --package xtask -- tidy
+check "clippy" cargo clippy --profile "$BUILD" --workspace --all-targets -- -D warnings
+check "tidy" cargo run --profile "$BUILD" --quiet --package xtask -- tidy
 # Checks of licences, sources and bans need no network; advisories need a database that must be present already.
 if command -v cargo-deny >/dev/null; then
     check "licences, sources and bans of dependencies" cargo deny --offline check licenses sources bans

@@ -199,6 +199,16 @@ pub struct UpkeepInfo {
     pub paused: bool,
     /// Limit of their writes in bytes per second; halved while foreground requests take twice as long as usual.
     pub rate_bytes_per_s: u64,
+    /// Microseconds that 99 of 100 requests of users should not exceed at any drive: else they are held back, to an eighth of the rate
+    /// at least. 0: they are not.
+    #[serde(default)]
+    pub keep_p99_below_us: u64,
+    /// What that was in the last seconds, at the drive where users waited longest; 0: there were no users.
+    #[serde(default)]
+    pub p99_us: u64,
+    /// Bytes per second to which they are held back now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held_to_bytes_per_s: Option<u64>,
 }
 
 /// Changes to the limits of background work; `None` leaves one as it is.
@@ -209,6 +219,9 @@ pub struct SetUpkeep {
     pub paused: Option<bool>,
     /// Limit of their writes in bytes per second.
     pub rate_bytes_per_s: Option<u64>,
+    /// Microseconds that 99 of 100 requests of users should not exceed at any drive; 0: no limit.
+    #[serde(default)]
+    pub keep_p99_below_us: Option<u64>,
 }
 
 /// A ledger's copy in one directory.

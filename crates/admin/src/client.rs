@@ -53,6 +53,10 @@ fn broken(error: impl std::fmt::Display) -> CallError {
     CallError::Broken(error.to_string())
 }
 
+fn to_json(body: Option<&impl Serialize>) -> Result<Vec<u8>, CallError> {
+    body.map(serde_json::to_vec).transpose().map(Option::unwrap_or_default).map_err(broken)
+}
+
 /// A node's management interface.
 #[derive(Debug, Clone)]
 pub struct AdminClient {
@@ -81,14 +85,15 @@ impl AdminClient {
         path: &str,
         body: Option<&impl Serialize>,
     ) -> Result<T, CallError> {
-        let work = self.call_unbounded(method, path, body);
+        let work = self.send(method, path, to_json(body)?);
         let late = |_| {
             broken(format!(
                 "nothing came within {} s: its process is being ended, or waits for a disk in the kernel",
                 deadline.as_secs()
             ))
         };
-        tokio::time::timeout(deadline, work).await.map_err(late)?
+        let answer = tokio::time::timeout(deadline, work).await.map_err(late)??;
+        serde_json::from_slice(&answer).map_err(broken)
     }
 
     async fn call_unbounded<T: DeserializeOwned>(
@@ -97,28 +102,30 @@ impl AdminClient {
         path: &str,
         body: Option<&impl Serialize>,
     ) -> Result<T, CallError> {
+        let answer = self.send(method, path, to_json(body)?).await?;
+        serde_json::from_slice(&answer).map_err(broken)
+    }
+
+    /// Sends a request. Returns the answer if it is not a refusal.
+    async fn send(&self, method: Method, path: &str, body: Vec<u8>) -> Result<Bytes, CallError> {
         let not_running = |_| CallError::NotRunning { socket: self.socket.display().to_string() };
         let stream = UnixStream::connect(&self.socket).await.map_err(not_running)?;
         let (mut sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(broken)?;
         let driver = tokio::spawn(connection);
-        let bytes = match body {
-            Some(body) => serde_json::to_vec(body).map_err(broken)?,
-            None => Vec::new(),
-        };
         let request = Request::builder()
             .method(method)
             .uri(path)
             .header("host", "localhost")
             .header("content-type", "application/json")
-            .body(Full::new(Bytes::from(bytes)))
+            .body(Full::new(Bytes::from(body)))
             .map_err(broken)?;
         let response = sender.send_request(request).await.map_err(broken)?;
         let status = response.status();
         let body = response.into_body().collect().await.map_err(broken)?.to_bytes();
         driver.abort();
         if status.is_success() {
-            return serde_json::from_slice(&body).map_err(broken);
+            return Ok(body);
         }
         match serde_json::from_slice::<AdminError>(&body) {
             Ok(error) => Err(CallError::Refused(error)),

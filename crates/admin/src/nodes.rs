@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use wire::BoxFuture;
+use wire::cluster::{CheckParts, Finding};
 use wire::rights::Squash;
 
 use crate::api::AdminError;
@@ -27,6 +28,21 @@ pub struct NodeInfo {
     pub capacity_bytes: u64,
     /// Whether it owns the control ledger.
     pub owner: bool,
+    /// Version of its program, as it told now; as the following, `None` if it does not answer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
+    /// Seconds since its process began.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uptime_s: Option<u64>,
+    /// Microseconds that its answer took on the way.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub latency_us: Option<u64>,
+    /// Milliseconds by which its clock is ahead of that of the node that owns the control ledger, to within half of the latency.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clock_ahead_ms: Option<i64>,
+    /// URL of its S3 endpoint, if it serves one now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub s3: Option<String>,
     /// Seconds that its maintenance still lasts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub maintenance_s: Option<u64>,
@@ -54,6 +70,17 @@ pub struct StopCheck {
     pub stops: Vec<String>,
     /// What else would change.
     pub notes: Vec<String>,
+}
+
+/// What a node found when it looked at its machine.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeCheck {
+    /// Its number.
+    pub node: u32,
+    /// Its name.
+    pub name: String,
+    /// What it found.
+    pub findings: Vec<Finding>,
 }
 
 /// What a new token allows.
@@ -130,6 +157,8 @@ pub trait NodesControl: Send + Sync {
     fn nodes(&self) -> BoxFuture<'_, Result<Vec<NodeInfo>, AdminError>>;
     /// What would stop if a node were stopped now.
     fn stop_check(&self, id: u32) -> BoxFuture<'_, Result<StopCheck, AdminError>>;
+    /// Lets a node look at its machine.
+    fn check(&self, id: u32, what: CheckParts) -> BoxFuture<'_, Result<NodeCheck, AdminError>>;
     /// Notes that a node is going to be away on purpose, if nothing stops with it, or that it is not any more. A node that owns
     /// the metadata gives it to another one.
     fn set_maintenance(

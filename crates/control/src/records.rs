@@ -70,6 +70,9 @@ pub struct UpkeepRecord {
     pub rate_bytes_per_s: Option<u64>,
     /// Whether background work is paused.
     pub paused: bool,
+    /// Microseconds that 99 of 100 requests of users should not exceed at any drive; 0: no limit; `None` if never set.
+    #[serde(default)]
+    pub keep_p99_below_us: Option<u64>,
 }
 
 /// The longest maintenance of a node.

@@ -14,7 +14,7 @@ use tokio::sync::{mpsc, oneshot};
 use wire::BoxFuture;
 use wire::drive::{
     DeleteShards, DriveFailed, DriveHealth, DriveMark, DriveService, DriveStat, GetPurpose, GetShard,
-    GetShardError, IoPath, PutShard, PutShardError, ScrubStep, ShardBlocks, ShardEntry, ShardKey,
+    GetShardError, IoPath, PutPurpose, PutShard, PutShardError, ScrubStep, ShardBlocks, ShardEntry, ShardKey,
 };
 use wire::position::{KnownLedger, Position};
 
@@ -188,7 +188,7 @@ pub struct Drive {
     pub(crate) shared: Arc<Shared>,
     pub(crate) files: DeviceFiles,
     runner: Runner,
-    clock: Arc<dyn Clock>,
+    pub(crate) clock: Arc<dyn Clock>,
     io_path: IoPath,
     report: RecoveryReport,
 }
@@ -449,11 +449,11 @@ enum Comparison {
 
 impl DriveService for Drive {
     fn put(&self, request: PutShard) -> BoxFuture<'_, Result<(), PutShardError>> {
-        Box::pin(self.store(request))
+        Box::pin(self.counted(request.purpose == PutPurpose::Write, self.store(request)))
     }
 
     fn get(&self, request: GetShard) -> BoxFuture<'_, Result<ShardBlocks, GetShardError>> {
-        Box::pin(self.read(request))
+        Box::pin(self.counted(request.purpose == GetPurpose::Read, self.read(request)))
     }
 
     fn delete(&self, request: DeleteShards) -> BoxFuture<'_, Result<(), DriveFailed>> {
@@ -539,6 +539,7 @@ impl DriveService for Drive {
             bad_shards: summary.bad_shards,
             age_ms: 0,
             cleanable_bytes: summary.usage.cleanable_bytes,
+            foreground: self.shared.waits.now(self.clock.boot_ns()),
         }
     }
 }

@@ -10,6 +10,7 @@ mod device;
 mod drive;
 mod engine;
 mod error;
+mod foreground;
 mod format;
 #[cfg(any(fuzzing, feature = "fuzzing"))]
 pub mod fuzzing;
@@ -24,6 +25,7 @@ mod sums;
 mod tools;
 
 pub use buffer::keep_spare_buffers;
+pub use device::uring::io_uring_works;
 pub use drive::{Drive, OpenOptions, PreferIo, ReadCache, Trim};
 pub use error::{FormatDriveError, OpenDriveError};
 pub use format::FORMAT_VERSION;
@@ -37,3 +39,4 @@ pub use tools::bench::{BenchFigure, BenchOptions, BenchReport, bench};
 pub use tools::dump::{Dump, FrameDump, RecordDump, SegmentDump, SuperblockDump, dump};
 pub use tools::fsck::{FsckReport, fsck};
 pub use tools::inventory::inventory;
+pub use tools::reads::ReadBench;

@@ -9,6 +9,7 @@ use wire::drive::{DriveHealth, DriveMark, ShardKey};
 
 use crate::admission::Admission;
 use crate::engine::append::HeaderBlocks;
+use crate::foreground::Waits;
 use crate::format::{BLOCK, Geometry};
 use crate::index::{Entry, Index, Usage};
 use crate::sums::{BlockId, SumsCache};
@@ -83,6 +84,7 @@ pub(crate) struct Shared {
     refused: Mutex<Option<Refused>>,
     corrupt_reads: AtomicU64,
     trimmed_bytes: AtomicU64,
+    pub(crate) waits: Waits,
 }
 
 impl Shared {
@@ -111,6 +113,7 @@ impl Shared {
             refused: Mutex::new(None),
             corrupt_reads: AtomicU64::new(0),
             trimmed_bytes: AtomicU64::new(0),
+            waits: Waits::new(),
         }
     }
 

@@ -1,6 +1,7 @@
 //! The `forebay` program: configuration, roles and the command line.
 
 mod backup;
+mod checks;
 mod cli;
 mod engine;
 mod guest;

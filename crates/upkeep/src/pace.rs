@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use base::env::Env;
 use base::units::MIB;
+use wire::drive::Foreground;
 
 use crate::bucket::Bucket;
 
@@ -12,6 +13,17 @@ use crate::bucket::Bucket;
 const DEFAULT_BYTES_PER_S: u64 = 256 * MIB;
 /// The lowest rate: slower work would never finish.
 pub const BYTES_PER_S_MIN: u64 = MIB;
+/// How long 99 of 100 requests of users may take at a drive, if nothing else was asked.
+const KEEP_P99_BELOW: Duration = Duration::from_millis(100);
+/// With fewer requests, nobody is held up.
+const REQUESTS_MIN: u32 = 16;
+/// Shares of the rate, in thousandths: the lowest to which background work is held back, so that it ends; what a look that
+/// finds users waiting leaves of it; what one that does not gives back, and one that finds no users.
+const SHARE_LEAST: u64 = 125;
+const SHARE_LEFT: u64 = 700;
+const SHARE_BACK: u64 = 50;
+const SHARE_BACK_UNUSED: u64 = 250;
+const SHARE_ALL: u64 = 1000;
 /// Seconds' worth of bytes that may move at once after a rest.
 const BURST_S: u64 = 1;
 /// The longest wait, so that a stop or a change of the rate is noticed.
@@ -32,13 +44,35 @@ pub struct Pace {
     bytes_per_s: AtomicU64,
     paused: AtomicBool,
     tokens: Bucket,
+    /// In microseconds; 0: however long users wait.
+    keep_p99_below_us: AtomicU64,
+    /// As it was at the last look, in microseconds; 0: there were no users.
+    p99_us: AtomicU64,
+    share: AtomicU64,
+}
+
+/// Whether work may be held back for users.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Urgency {
+    /// Usual.
+    Usual,
+    /// Another loss would lose data.
+    Bare,
 }
 
 impl Pace {
     /// A pace at the default rate.
     pub fn new(env: Env) -> Self {
         let tokens = Bucket::new(env.clock.boot_ns());
-        Self { env, bytes_per_s: AtomicU64::new(DEFAULT_BYTES_PER_S), paused: AtomicBool::new(false), tokens }
+        Self {
+            env,
+            bytes_per_s: AtomicU64::new(DEFAULT_BYTES_PER_S),
+            paused: AtomicBool::new(false),
+            tokens,
+            keep_p99_below_us: AtomicU64::new(KEEP_P99_BELOW.as_micros() as u64),
+            p99_us: AtomicU64::new(0),
+            share: AtomicU64::new(SHARE_ALL),
+        }
     }
 
     /// Bytes per second.
@@ -61,6 +95,46 @@ impl Pace {
         self.paused.store(paused, Ordering::Relaxed);
     }
 
+    /// The time in microseconds that 99 of 100 requests of users should not exceed at any drive; 0: there is no limit.
+    pub fn keep_p99_below_us(&self) -> u64 {
+        self.keep_p99_below_us.load(Ordering::Relaxed)
+    }
+
+    /// Changes that limit.
+    pub fn set_keep_p99_below_us(&self, limit_us: u64) {
+        self.keep_p99_below_us.store(limit_us, Ordering::Relaxed);
+    }
+
+    /// What it was at the last look, in microseconds; 0: there were no users.
+    pub fn p99_us(&self) -> u64 {
+        self.p99_us.load(Ordering::Relaxed)
+    }
+
+    /// Bytes per second to which background work is held back now for users; `None`: it is not.
+    pub fn held_to_bytes_per_s(&self) -> Option<u64> {
+        let share = self.share.load(Ordering::Relaxed);
+        (share < SHARE_ALL).then(|| self.shared(share))
+    }
+
+    fn shared(&self, share: u64) -> u64 {
+        (self.bytes_per_s() / SHARE_ALL * share).max(BYTES_PER_S_MIN)
+    }
+
+    /// Looks at what users wait for, about once a second: at the drive where they wait longest.
+    pub fn look(&self, drives: impl Iterator<Item = Foreground>) {
+        let used = drives.filter(|drive| drive.requests >= REQUESTS_MIN);
+        let p99_us = used.map(|drive| u64::from(drive.p99_us)).max();
+        self.p99_us.store(p99_us.unwrap_or(0), Ordering::Relaxed);
+        let (limit, share) = (self.keep_p99_below_us(), self.share.load(Ordering::Relaxed));
+        let share = match p99_us {
+            _ if limit == 0 => SHARE_ALL,
+            Some(p99_us) if p99_us > limit => (share * SHARE_LEFT / SHARE_ALL).max(SHARE_LEAST),
+            Some(_) => (share + SHARE_BACK).min(SHARE_ALL),
+            None => (share + SHARE_BACK_UNUSED).min(SHARE_ALL),
+        };
+        self.share.store(share, Ordering::Relaxed);
+    }
+
     /// The rest of work that is not urgent after it moved `bytes` while the filesystem is in use: it goes evenly, at
     /// half the rate.
     pub(crate) fn rest_in_use(&self, bytes: u64) -> Duration {
@@ -68,11 +142,15 @@ impl Pace {
     }
 
     /// Takes `bytes` if they may move now; otherwise returns how long to wait.
-    fn take(&self, bytes: u64, strained: bool, now_ns: u64) -> Result<(), Duration> {
+    fn take(&self, bytes: u64, strained: bool, urgency: Urgency, now_ns: u64) -> Result<(), Duration> {
         if self.is_paused() {
             return Err(WAIT_MAX);
         }
-        let rate = self.bytes_per_s() / if strained { 2 } else { 1 };
+        let held = match urgency {
+            Urgency::Usual => self.shared(self.share.load(Ordering::Relaxed)),
+            Urgency::Bare => self.bytes_per_s(),
+        };
+        let rate = held / if strained { 2 } else { 1 };
         self.tokens.take(bytes, rate, rate * BURST_S, now_ns).map_err(|wait| wait.min(WAIT_MAX))
     }
 
@@ -84,7 +162,12 @@ impl Pace {
 
     /// Waits for permission to move `bytes`, at most for a moment.
     pub(crate) async fn permit(&self, bytes: u64, strained: bool) -> Permit {
-        match self.take(bytes, strained, self.env.clock.boot_ns()) {
+        self.permit_of(bytes, strained, Urgency::Usual).await
+    }
+
+    /// The same for work that may be urgent.
+    pub(crate) async fn permit_of(&self, bytes: u64, strained: bool, urgency: Urgency) -> Permit {
+        match self.take(bytes, strained, urgency, self.env.clock.boot_ns()) {
             Ok(()) => Permit::Given,
             Err(wait) => {
                 tokio::time::sleep(wait).await;
@@ -103,10 +186,14 @@ mod tests {
 
     /// Bytes moved in `seconds` by steps of 1 MiB at the highest rate allowed.
     fn moved(pace: &Pace, seconds: u64, strained: bool) -> u64 {
+        moved_of(pace, seconds, strained, Urgency::Usual)
+    }
+
+    fn moved_of(pace: &Pace, seconds: u64, strained: bool, urgency: Urgency) -> u64 {
         let (mut now, mut bytes) = (10 * S, 0);
         let end = now + seconds * S;
         while now < end {
-            match pace.take(MIB, strained, now) {
+            match pace.take(MIB, strained, urgency, now) {
                 Ok(()) => bytes += MIB,
                 Err(wait) => now += (wait.as_nanos() as u64).max(1000),
             }
@@ -130,6 +217,40 @@ mod tests {
         pace.set_bytes_per_s(64 * MIB);
         assert_eq!(pace.rest_in_use(MIB / 4) * 4 * 32, Duration::from_secs(1));
         assert!(pace.rest_in_use(u64::MAX) > Duration::from_secs(200));
+    }
+
+    #[test]
+    fn work_is_held_back_while_users_wait_and_gets_its_rate_back() {
+        let pace = Pace::new(Sim::new(1).env());
+        pace.set_bytes_per_s(80 * MIB);
+        let look = |requests: u32, p99_ms: u32| {
+            let quiet = Foreground { requests: 1000, p99_us: 200 };
+            pace.look([quiet, Foreground { requests, p99_us: p99_ms * 1000 }].into_iter());
+            pace.held_to_bytes_per_s()
+        };
+        assert_eq!(look(1000, 100), None, "not above the limit");
+        assert_eq!(look(15, 5000), None, "a few requests are no users");
+        assert_eq!(look(1000, 101).map(|held| held / MIB), Some(55));
+        assert!(look(1000, 101) < Some(40 * MIB));
+        (0..20).for_each(|_| assert!(look(1000, 101).is_some()));
+        let least = look(1000, 5000).unwrap();
+        assert_eq!(least / MIB, 9);
+        assert_eq!(pace.p99_us(), 5_000_000);
+        let moved = moved_of(&pace, 10, false, Urgency::Usual) / MIB;
+        assert!((90..=120).contains(&moved), "{moved}");
+        let pace_of_bare = Pace::new(Sim::new(1).env());
+        pace_of_bare.set_bytes_per_s(80 * MIB);
+        (0..20).for_each(|_| pace_of_bare.look([Foreground { requests: 99, p99_us: 900_000 }].into_iter()));
+        let moved = moved_of(&pace_of_bare, 10, false, Urgency::Bare) / MIB;
+        assert!(moved >= 790, "{moved}");
+        let looks = (0..).find(|_| look(1000, 50).is_none()).unwrap();
+        assert!((10..30).contains(&looks), "{looks}");
+        look(1000, 500);
+        (0..2).for_each(|_| pace.look(std::iter::empty()));
+        assert_eq!((pace.held_to_bytes_per_s(), pace.p99_us()), (None, 0));
+        look(1000, 500);
+        pace.set_keep_p99_below_us(0);
+        assert_eq!(look(1000, 5000), None, "no limit");
     }
 
     #[test]

@@ -12,13 +12,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base::env::Env;
-use base::{DriveId, Epoch, FsError, PgId};
+use base::{DriveId, Epoch, ExtentId, FsError, PgId};
 use client::{Client, Flaw, OwedEntry, RepairOutcome};
 use futures_util::future::join_all;
 use layout::shard_len;
 use tokio::runtime::Handle;
 
-use crate::pace::{Pace, Permit};
+use crate::pace::{Pace, Permit, Urgency};
 use crate::task::{Stopped, Task};
 use progress::Progress;
 
@@ -98,8 +98,11 @@ impl Work {
         let (mut cursor, mut lost) = (None, 0);
         loop {
             let page = self.client.owed_page(cursor).await?;
+            let mut owed: HashMap<ExtentId, u8> = HashMap::new();
+            page.payable.iter().for_each(|shard| *owed.entry(shard.id).or_default() += 1);
             for some in page.payable.chunks(PARALLEL) {
-                let restored = self.restore(some, Kind::Owed).await;
+                let is_bare = some.iter().any(|shard| owed[&shard.id] >= shard.n - shard.k);
+                let restored = self.restore(some, Kind::Owed, urgency(is_bare)).await;
                 lost += restored.lost;
                 self.client.tell_repaired(&restored.stored).await?;
                 if self.stopped.now() {
@@ -121,20 +124,20 @@ impl Work {
         for (shards, kind) in [(damaged, Kind::Damaged), (missing, Kind::NotFound)] {
             let shards: Vec<OwedEntry> = shards.into_iter().map(|(shard, _)| shard).collect();
             for some in shards.chunks(PARALLEL) {
-                self.restore(some, kind).await;
+                self.restore(some, kind, Urgency::Usual).await;
             }
         }
     }
 
     /// Restores a few shards at once, when the pace allows it. A drive that did not accept one is skipped for the rest
     /// of the pass.
-    async fn restore(&mut self, shards: &[OwedEntry], kind: Kind) -> Restored {
+    async fn restore(&mut self, shards: &[OwedEntry], kind: Kind, urgency: Urgency) -> Restored {
         let mut restored = Restored::default();
         let wanted: Vec<OwedEntry> =
             shards.iter().filter(|shard| !self.silent.contains(&shard.drive)).copied().collect();
         restored.put_off = (shards.len() - wanted.len()) as u64;
         let bytes: u64 = wanted.iter().map(|shard| u64::from(shard_len(shard.extent_len, shard.k))).sum();
-        while self.pace.permit(bytes, self.client.strained()).await == Permit::NotYet {
+        while self.pace.permit_of(bytes, self.client.strained(), urgency).await == Permit::NotYet {
             if self.stopped.now() {
                 restored.put_off += wanted.len() as u64;
                 return restored;
@@ -164,6 +167,10 @@ impl Work {
         }
         restored
     }
+}
+
+fn urgency(is_bare: bool) -> Urgency {
+    if is_bare { Urgency::Bare } else { Urgency::Usual }
 }
 
 /// Why a shard is restored.

@@ -163,6 +163,12 @@ pub enum ClusterRequest {
         /// Its epoch. A node that knows a later owner takes no notice.
         epoch: Epoch,
     },
+    /// Measures the way to the node, which every node answers. Answer: `Probed`.
+    Probe {
+        /// Bytes that it takes and forgets; the payload of the message. Large ones go by a connection for data.
+        #[serde(skip)]
+        body: Bytes,
+    },
 }
 
 /// The answer of the owner of the control ledger.
@@ -193,6 +199,11 @@ pub enum ClusterReply {
     },
     /// The epoch with which this node owns the control ledger; `None`: it does not.
     Owner(Option<Epoch>),
+    /// A probe came.
+    Probed {
+        /// The wall clock of the node, in nanoseconds since 1970.
+        wall_ns: i64,
+    },
 }
 
 /// Records that changed.
@@ -250,6 +261,69 @@ pub enum HostRequest {
         /// Device or file.
         path: String,
     },
+    /// How it is. Answer: `Condition`.
+    Condition,
+    /// Looks at its machine, and measures. Takes [`CHECK_MAX`] at most. Answer: `Checked`.
+    Check {
+        /// What it measures beside that.
+        what: CheckParts,
+    },
+}
+
+/// How a node is, as it tells it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeCondition {
+    /// Version of its program.
+    pub version: String,
+    /// Seconds since its process began.
+    pub uptime_s: u64,
+    /// Its wall clock, in nanoseconds since 1970.
+    pub wall_ns: i64,
+    /// URL of its S3 endpoint, if it serves one now.
+    pub s3: Option<String>,
+}
+
+/// The longest that the check of a node may take.
+pub const CHECK_MAX: Duration = Duration::from_secs(60);
+
+/// What the check of a node measures.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CheckParts {
+    /// Reads from its drives: one after another, then all at once.
+    pub drives: bool,
+    /// The ways to the other nodes.
+    pub network: bool,
+}
+
+/// How a node is in one respect.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Finding {
+    /// How grave it is.
+    pub grade: Grade,
+    /// Short name for programs, such as `clock`.
+    pub code: String,
+    /// What was found, for people.
+    pub found: String,
+    /// What that costs; empty if it is well.
+    #[serde(default)]
+    pub cost: String,
+    /// What to do; empty if it is well.
+    #[serde(default)]
+    pub advice: String,
+}
+
+/// How grave a finding is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Grade {
+    /// It is well.
+    Ok,
+    /// It could not be looked at.
+    Unknown,
+    /// It works, and costs something.
+    Warning,
+    /// Something does not work.
+    Problem,
 }
 
 /// A member of an engine that a node is to run.
@@ -312,6 +386,10 @@ pub enum HostReply {
     Stored(Vec<StoredLedger>),
     /// The drive of the cluster that is at a path.
     Located(Option<DriveUuid>),
+    /// What was found.
+    Checked(Vec<Finding>),
+    /// How it is.
+    Condition(NodeCondition),
 }
 
 /// A ledger as a node has it.
@@ -358,12 +436,13 @@ impl Payload for ClusterRequest {
     fn payload(&self) -> Bytes {
         match self {
             Self::Manage { body, .. } => body.clone(),
+            Self::Probe { body } => body.clone(),
             Self::Records { .. } | Self::Renew { .. } | Self::IsOwner | Self::Owns { .. } => Bytes::new(),
         }
     }
 
     fn set_payload(&mut self, payload: Bytes) {
-        if let Self::Manage { body, .. } = self {
+        if let Self::Manage { body, .. } | Self::Probe { body } = self {
             *body = payload;
         }
     }
@@ -373,7 +452,7 @@ impl Payload for ClusterReply {
     fn payload(&self) -> Bytes {
         match self {
             Self::Managed { body, .. } => body.clone(),
-            Self::Records(_) | Self::Renewed { .. } | Self::Owner(_) => Bytes::new(),
+            Self::Records(_) | Self::Renewed { .. } | Self::Owner(_) | Self::Probed { .. } => Bytes::new(),
         }
     }
 

@@ -235,6 +235,18 @@ pub struct DriveStat {
     /// Of the garbage, the bytes that cleaning gives back. The rest are ends of segments, too short for another shard.
     #[serde(default)]
     pub cleanable_bytes: u64,
+    /// What users had to wait for.
+    #[serde(default)]
+    pub foreground: Foreground,
+}
+
+/// Requests of users to a drive in the last one to two seconds. Repair, scrubs and moves do not count.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Foreground {
+    /// How many were answered.
+    pub requests: u32,
+    /// 99 % of them took at most so long, in microseconds, to within a quarter.
+    pub p99_us: u32,
 }
 
 impl DriveStat {
@@ -259,6 +271,7 @@ impl DriveStat {
             bad_shards: 0,
             age_ms: u32::MAX,
             cleanable_bytes: 0,
+            foreground: Foreground::default(),
         }
     }
 

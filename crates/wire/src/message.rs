@@ -301,6 +301,7 @@ pub const CLUSTER: Operations = Operations(&[
     ("Renew", 0x01b2),
     ("IsOwner", 0x01b3),
     ("Owns", 0x01b4),
+    ("Probe", 0x01b5),
 ]);
 /// What the owner of the control ledger asks nodes about their drives, and to run.
 pub const HOST: Operations = Operations(&[
@@ -313,6 +314,8 @@ pub const HOST: Operations = Operations(&[
     ("Engine", 0x01c6),
     ("Stored", 0x01c7),
     ("Locate", 0x01c8),
+    ("Condition", 0x01c9),
+    ("Check", 0x01ca),
 ]);
 /// Operations of drives.
 pub const DRIVE: Operations = Operations(&[

@@ -41,8 +41,10 @@ pub const INLINE_BYTES_MAX: usize = 8 << 10;
 pub const NAME_TERM: Duration = Duration::from_secs(10);
 /// Caches do not keep the names of an answer that is older than this on arrival.
 pub const ANSWER_AGE_MAX: Duration = Duration::from_secs(2);
-/// A session of which the owner hears nothing for so long loses leases without being asked.
-pub const SESSION_TERM: Duration = Duration::from_secs(20);
+/// A session of which the owner hears nothing for so long loses leases without being asked. An owner that takes over waits so long
+/// for sessions that do not come. Longer than a cache above a client keeps an answer, and than a drive is waited for that does not
+/// answer ([`RECALL_IDLE`]).
+pub const SESSION_TERM: Duration = Duration::from_secs(15);
 /// The owner takes a lease that it recalls once the holder has not committed anything under it for this long, which is enough
 /// to give up a drive that does not answer and to write the bytes elsewhere ...
 pub const RECALL_IDLE: Duration = SESSION_TERM;

@@ -1,9 +1,12 @@
 //! Calls about nodes and tokens.
 
 use hyper::Method;
+use wire::cluster::CheckParts;
 
 use super::{AdminClient, CallError};
-use crate::nodes::{ClientInfo, CreateToken, NewToken, NodeInfo, SetMaintenance, StopCheck, TokenInfo};
+use crate::nodes::{
+    ClientInfo, CreateToken, NewToken, NodeCheck, NodeInfo, SetMaintenance, StopCheck, TokenInfo,
+};
 
 impl AdminClient {
     /// All nodes by number.
@@ -14,6 +17,11 @@ impl AdminClient {
     /// What would stop if a node were stopped now.
     pub async fn stop_check(&self, id: u32) -> Result<StopCheck, CallError> {
         self.call(Method::GET, &format!("/v1/nodes/{id}/stop-check"), None::<&()>).await
+    }
+
+    /// Lets a node look at its machine.
+    pub async fn check(&self, id: u32, what: CheckParts) -> Result<NodeCheck, CallError> {
+        self.call(Method::POST, &format!("/v1/nodes/{id}/check"), Some(&what)).await
     }
 
     /// Begins or ends the maintenance of a node.

@@ -3,6 +3,7 @@
 use axum::extract::{Path, State};
 use axum::routing::{delete, get, post};
 use axum::{Json, Router};
+use wire::cluster::CheckParts;
 
 use super::{Node, answer};
 use crate::nodes::{CreateToken, SetMaintenance};
@@ -17,6 +18,12 @@ pub(super) fn router() -> Router<Node> {
         .route(
             "/v1/nodes/{id}/stop-check",
             get(async |State(node): State<Node>, Path(id): Path<u32>| answer(node.stop_check(id).await)),
+        )
+        .route(
+            "/v1/nodes/{id}/check",
+            post(async |State(node): State<Node>, Path(id): Path<u32>, Json(what): Json<CheckParts>| {
+                answer(node.check(id, what).await)
+            }),
         )
         .route(
             "/v1/nodes/{id}/maintenance",

@@ -339,6 +339,7 @@ impl DriveService for MemDrive {
             bad_shards: 0,
             age_ms: 0,
             cleanable_bytes: garbage_bytes,
+            foreground: wire::drive::Foreground::default(),
         }
     }
 }

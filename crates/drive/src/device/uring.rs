@@ -18,6 +18,14 @@ const ENTRIES: u32 = 256;
 /// User data of the read that waits for the wakeup descriptor; operation tokens start at 0 and never get there.
 const WAKE_TOKEN: u64 = u64::MAX;
 
+/// Whether the system allows io_uring.
+///
+/// # Errors
+/// Why it does not.
+pub fn io_uring_works() -> io::Result<()> {
+    IoUring::new(1).map(drop)
+}
+
 enum Kind {
     Read(RawFd),
     Write(RawFd),

@@ -4,6 +4,7 @@ pub(crate) mod bench;
 pub(crate) mod dump;
 pub(crate) mod fsck;
 pub(crate) mod inventory;
+pub(crate) mod reads;
 
 use std::io;
 use std::path::{Path, PathBuf};

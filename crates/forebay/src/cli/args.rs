@@ -1,6 +1,7 @@
 //! The commands and their options.
 
 mod blobs;
+mod checks;
 mod clusters;
 mod events;
 mod filesystem_groups;
@@ -21,13 +22,14 @@ use crate::engine::EngineAddress;
 use crate::node::{IoChoice, MetricsChoice, S3Options, TrimChoice};
 
 pub(crate) use blobs::{BlobCommand, RangeName};
+pub(crate) use checks::CheckArgs;
 pub(crate) use clusters::{ClusterCommand, RecoverArgs};
 pub(crate) use events::EventsArgs;
 pub(crate) use filesystem_groups::{FsGroupCommand, OneFsGroupArgs};
 pub(crate) use logs::LogCommand;
 pub(crate) use meta::{ExportArgs, ImportArgs, MetaCommand};
 pub(crate) use nodes::{
-    AddressArgs, ClientCommand, Domain, JoinArgs, NodeCommand, Role, RoleArgs, TokenCommand,
+    AddressArgs, ClientCommand, Domain, JoinArgs, NodeCommand, Role, RoleArgs, S3Command, TokenCommand,
 };
 pub(crate) use stores::{OneStoreArgs, SetStoreArgs, StoreCommand, StoreSettingsArgs};
 pub(crate) use tiers::{AttachArgs, TierCommand};
@@ -98,6 +100,21 @@ fn limit(text: &str) -> Result<u64, String> {
     }
 }
 
+/// A time in microseconds; 0: none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Microseconds(pub(crate) u64);
+
+fn microseconds(text: &str) -> Result<Microseconds, String> {
+    if text == "none" {
+        return Ok(Microseconds(0));
+    }
+    let units = [("us", 1), ("ms", 1000), ("s", 1_000_000)];
+    let parsed = units
+        .iter()
+        .find_map(|(unit, factor)| text.strip_suffix(unit)?.parse::<u64>().ok()?.checked_mul(*factor));
+    parsed.map(Microseconds).ok_or_else(|| "a time such as 500us, 20ms, 1s, or none".to_owned())
+}
+
 fn size(text: &str) -> Result<u64, String> {
     base::units::parse_size(text).map_err(|error| error.to_string())
 }
@@ -111,6 +128,9 @@ pub(crate) enum Command {
     /// Look at the nodes of the cluster.
     #[command(subcommand)]
     Node(NodeCommand),
+    /// Where S3 is served.
+    #[command(subcommand)]
+    S3(S3Command),
     /// List and remove clients: machines that mount and are no nodes.
     #[command(subcommand)]
     Client(ClientCommand),
@@ -135,6 +155,8 @@ pub(crate) enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Look at the machine of a node for what makes it slow or stops it: before trouble comes.
+    Check(CheckArgs),
     /// Print metrics of the node and the cluster as Prometheus reads them; `start --metrics` tells them at a port.
     #[command(after_help = "Example:\n  forebay metrics /srv/forebay > /var/lib/node_exporter/forebay.prom")]
     Metrics {
@@ -230,8 +252,10 @@ pub(crate) enum Command {
     /// Plan a cluster.
     #[command(subcommand)]
     Capacity(CapacityCommand),
-    /// Show or change how fast background work may go: repair, rebuild, packing, scrubs on demand. Both settings last until they are changed.
-    #[command(after_help = "Example:\n  forebay upkeep /srv/forebay --rate 50MiB")]
+    /// Show or change how fast background work may go: repair, rebuild, packing, scrubs on demand. Settings last until they are changed.
+    #[command(
+        after_help = "Examples:\n  forebay upkeep /srv/forebay --rate 50MiB\n  forebay upkeep /srv/forebay --keep-p99-below 20ms"
+    )]
     Upkeep {
         /// The node's directory.
         dir: PathBuf,
@@ -244,6 +268,10 @@ pub(crate) enum Command {
         /// Bytes per second; half of that while foreground requests take twice as long as usual.
         #[arg(long, value_name = "SIZE", value_parser = size)]
         rate: Option<u64>,
+        /// Hold background work back, to an eighth of its rate at least, while 99 of 100 requests of users take longer than this at
+        /// any drive: 20ms, 1s, none. Work on data that no further loss may touch is not held back.
+        #[arg(long, value_name = "TIME", value_parser = microseconds)]
+        keep_p99_below: Option<Microseconds>,
         /// Print JSON.
         #[arg(long)]
         json: bool,

@@ -3,6 +3,7 @@
 mod args;
 mod audit;
 mod blobs;
+mod checks;
 mod clusters;
 mod drives;
 mod events;
@@ -24,12 +25,14 @@ mod users;
 
 use std::future::Future;
 use std::path::Path;
+use std::pin::Pin;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use admin::{AdminClient, CreateFilesystem, SetBalance};
 use anyhow::{Context, Result};
 use base::env::Env;
+use tokio::runtime::Runtime;
 
 pub(crate) use args::Cli;
 use args::{AuditCommand, CapacityCommand, Command, FsCommand, LimitArgs, ProfileCommand};
@@ -43,6 +46,7 @@ const DRIVES_LOOK: Duration = Duration::from_millis(100);
 /// Runs one command.
 pub(crate) fn run(cli: Cli) -> Result<ExitCode> {
     match cli.command {
+        Command::Check(args) => Ok(checks::check(&args)),
         Command::Fsck { dir, json } => Ok(fsck::fsck(&dir, json.into())),
         Command::Status { dir, json } => status::status(&dir, json.into()),
         command => run_command(command).map(|()| ExitCode::SUCCESS),
@@ -51,11 +55,14 @@ pub(crate) fn run(cli: Cli) -> Result<ExitCode> {
 
 fn run_command(command: Command) -> Result<()> {
     match command {
-        Command::Fsck { .. } | Command::Status { .. } => unreachable!("they have exit statuses of their own"),
+        Command::Check(_) | Command::Fsck { .. } | Command::Status { .. } => {
+            unreachable!("they have exit statuses of their own")
+        }
         Command::Start(args) => start::start(*args),
         Command::Metrics { dir } => status::metrics(&dir),
         Command::Join(args) => nodes::join(args),
         Command::Node(command) => nodes::node(command),
+        Command::S3(command) => nodes::s3(command),
         Command::Token(command) => nodes::token(command),
         Command::Stop { dir, keep_mounts } => start::stop(&dir, keep_mounts),
         Command::Mount { dir, path, options, fs, json } => {
@@ -102,9 +109,11 @@ fn run_command(command: Command) -> Result<()> {
         Command::Capacity(CapacityCommand::Plan { raw, nodes, profile, spares, json }) => {
             plan::capacity(raw, nodes, profile, spares, json.into())
         }
-        Command::Upkeep { dir, pause, resume, rate, json } => {
+        Command::Upkeep { dir, pause, resume, rate, keep_p99_below, json } => {
             let paused = (pause || resume).then_some(pause);
-            status::upkeep(&dir, admin::SetUpkeep { paused, rate_bytes_per_s: rate }, json.into())
+            let keep_p99_below_us = keep_p99_below.map(|limit| limit.0);
+            let request = admin::SetUpkeep { paused, rate_bytes_per_s: rate, keep_p99_below_us };
+            status::upkeep(&dir, request, json.into())
         }
         Command::Sync { path } => filesystems::sync(&path),
         Command::Why { path, json } => filesystems::why(&path, json.into()),
@@ -120,7 +129,7 @@ where
     let socket = node_dir.socket();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let client = AdminClient::new(socket.as_path());
-    runtime.block_on(call(client)).map_err(|error| match error {
+    block_on(&runtime, call(client)).map_err(|error| match error {
         admin::CallError::NotRunning { .. } => {
             let dir = node_dir.root().display();
             anyhow::anyhow!("no node runs in {dir}: start it with `forebay start {dir}`")
@@ -132,9 +141,19 @@ where
 /// Runs work that this process does itself, without a node. Tasks that it has left behind are not waited for.
 fn run_here<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-    let done = runtime.block_on(work);
+    let done = block_on(&runtime, work);
     runtime.shutdown_background();
     done
+}
+
+/// Waits for work. The code of the runtime is compiled once, and not for each kind of work.
+fn block_on<T>(runtime: &Runtime, work: impl Future<Output = T>) -> T {
+    fn wait(runtime: &Runtime, work: Pin<&mut dyn Future<Output = ()>>) {
+        runtime.block_on(work);
+    }
+    let mut done = None;
+    wait(runtime, std::pin::pin!(async { done = Some(work.await) }));
+    done.expect("work that has ended has a result")
 }
 
 /// The picture of the cluster that the node in `dir` has.

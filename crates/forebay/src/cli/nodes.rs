@@ -9,7 +9,7 @@ use comfy_table::Table;
 use serde::Serialize;
 use wire::rights::Squash;
 
-use super::args::{ClientCommand, Domain, JoinArgs, NodeCommand, Role, RoleArgs, TokenCommand};
+use super::args::{ClientCommand, Domain, JoinArgs, NodeCommand, Role, RoleArgs, S3Command, TokenCommand};
 use super::output::{Format, bytes, print, table};
 use super::{absolute, ask, env, of_cluster, picture, run_here, start, status_with_drives};
 use crate::guest::Guest;
@@ -160,7 +160,20 @@ pub(super) fn node(command: NodeCommand) -> Result<()> {
 }
 
 fn node_table(nodes: &[NodeInfo]) -> Table {
-    let mut table = table(&["NODE", "NAME", "STATE", "ZONE", "RACK", "DRIVES", "CAPACITY", "ADDRESSES", ""]);
+    let mut table = table(&[
+        "NODE",
+        "NAME",
+        "STATE",
+        "ZONE",
+        "RACK",
+        "DRIVES",
+        "CAPACITY",
+        "VERSION",
+        "LATENCY",
+        "CLOCK",
+        "ADDRESSES",
+        "",
+    ]);
     let or_none = |text: &str| if text.is_empty() { "-".to_owned() } else { text.to_owned() };
     for node in nodes {
         table.add_row([
@@ -174,11 +187,51 @@ fn node_table(nodes: &[NodeInfo]) -> Table {
             or_none(&node.rack),
             node.drives.to_string(),
             bytes(node.capacity_bytes),
+            or_none(node.version.as_deref().unwrap_or_default()),
+            node.latency_us.map_or_else(|| "-".to_owned(), |latency_us| format!("{latency_us} us")),
+            node.clock_ahead_ms.map_or_else(|| "-".to_owned(), |ahead_ms| format!("{ahead_ms:+} ms")),
             or_none(&node.addresses.join(" ")),
             if node.owner { "owns the metadata" } else { "" }.to_owned(),
         ]);
     }
     table
+}
+
+/// What `s3 endpoints --json` prints of each node.
+#[derive(Serialize)]
+struct EndpointInfo {
+    node: u32,
+    name: String,
+    /// `None`: it serves no S3 now, or does not answer.
+    url: Option<String>,
+    /// Whether only processes of that machine reach it.
+    local: bool,
+}
+
+/// Whether a URL such as `http://127.0.0.1:9000` leads to the machine itself.
+fn is_local(url: &str) -> bool {
+    let authority = url.split_once("://").map_or(url, |(_, rest)| rest);
+    let host = authority.rsplit_once(':').map_or(authority, |(host, _)| host);
+    let address = host.trim_matches(['[', ']']).parse::<std::net::IpAddr>();
+    host == "localhost" || address.is_ok_and(|address| address.is_loopback())
+}
+
+pub(super) fn s3(command: S3Command) -> Result<()> {
+    let S3Command::Endpoints { dir, json } = command;
+    let nodes = ask(&dir, |client| async move { client.nodes().await })?;
+    let of = |NodeInfo { id, name, s3, .. }: NodeInfo| {
+        let local = s3.as_deref().is_some_and(is_local);
+        EndpointInfo { node: id, name, url: s3, local }
+    };
+    let endpoints: Vec<EndpointInfo> = nodes.into_iter().map(of).collect();
+    print(json.into(), &endpoints, |endpoints| {
+        let mut table = table(&["NODE", "NAME", "URL", ""]);
+        for EndpointInfo { node, name, url, local } in endpoints {
+            let reach = if *local { "from that machine only: start it with --s3 ADDRESS:PORT" } else { "" };
+            table.add_row([&node.to_string(), name, url.as_deref().unwrap_or("-"), reach]);
+        }
+        table.to_string()
+    })
 }
 
 pub(super) fn token(command: TokenCommand) -> Result<()> {
@@ -283,4 +336,24 @@ fn token_table(tokens: &[TokenInfo]) -> Table {
         table.add_row([token.id.to_string(), token.state.clone(), token.uses_left.to_string(), expires]);
     }
     table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endpoints_that_only_their_machine_reaches_are_told() {
+        for url in ["http://127.0.0.1:9000", "https://[::1]:9000", "http://localhost:9000"] {
+            assert!(is_local(url), "{url}");
+        }
+        for url in [
+            "http://192.0.2.1:9000",
+            "http://[2001:db8::1]:9000",
+            "http://0.0.0.0:9000",
+            "http://a.example:1",
+        ] {
+            assert!(!is_local(url), "{url}");
+        }
+    }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::ExitCode;
 
-use admin::{DriveInfo, FilesystemInfo, LogInfo, NodeStatus, SetUpkeep};
+use admin::{DriveInfo, FilesystemInfo, LogInfo, NodeStatus, SetUpkeep, UpkeepInfo};
 use anyhow::Result;
 
 use super::ask;
@@ -36,8 +36,33 @@ pub(super) fn upkeep(dir: &Path, request: SetUpkeep, format: Format) -> Result<(
     let info = ask(dir, |client| async move { client.set_upkeep(&request).await })?;
     print(format, &info, |info| {
         let state = if info.paused { "paused" } else { "going on" };
-        format!("background work: {state}, at most {}/s", bytes(info.rate_bytes_per_s))
+        format!("background work: {state}, at most {}/s{}", bytes(info.rate_bytes_per_s), held_back(info))
     })
+}
+
+/// What users wait for, and what background work is held back to for them.
+fn held_back(info: &UpkeepInfo) -> String {
+    let ms = |us: u64| format!("{}.{} ms", us / 1000, us % 1000 / 100);
+    let users = match info.p99_us {
+        0 => String::new(),
+        p99_us => format!("; 99 of 100 requests of users take at most {}", ms(p99_us)),
+    };
+    let limit = match info.keep_p99_below_us {
+        0 => "; it is not held back for users".to_owned(),
+        limit_us => format!("; held back when that is more than {}", ms(limit_us)),
+    };
+    let held = info.held_to_bytes_per_s.map_or(String::new(), |held| format!(", now to {}/s", bytes(held)));
+    users + &limit + &held
+}
+
+/// One line while background work is held back.
+fn pace(info: &UpkeepInfo) -> String {
+    match info.held_to_bytes_per_s {
+        Some(_) => {
+            format!("pace    background work at most {}/s{}\n", bytes(info.rate_bytes_per_s), held_back(info))
+        }
+        None => String::new(),
+    }
 }
 
 /// Work of repair and rebuild, one line for each filesystem that has some.
@@ -167,7 +192,7 @@ fn text(status: &NodeStatus) -> String {
     format!(
         "{state}  cluster={cluster} version={version} pid={pid} up={up}s\n{problems}{io}{logs}{s3}\n\
          space  raw {raw} = live {live} + owed {owed} + garbage {garbage} + reserved {reserved} + free {free}; \
-         metadata {metadata}\n{memory}{repairs}{damage}{packing}{tiers}{debt}\n{fs}\n\n{drives}",
+         metadata {metadata}\n{memory}{repairs}{pace}{damage}{packing}{tiers}{debt}\n{fs}\n\n{drives}",
         state = status.state,
         logs = logs(&status.log),
         cluster = status.cluster,
@@ -182,6 +207,7 @@ fn text(status: &NodeStatus) -> String {
         reserved = bytes(space.reserved_bytes),
         free = bytes(space.free_bytes),
         repairs = repairs(status),
+        pace = pace(&status.upkeep),
         damage = damage(status),
         packing = packing(status),
         tiers = tiers(status),

@@ -226,7 +226,7 @@ impl EngineAddress {
     }
 
     /// The command that shows an operator how it is.
-    pub(super) fn how_to_look(&self) -> String {
+    pub(crate) fn how_to_look(&self) -> String {
         match &self.kind {
             Kind::Etcd { .. } => "`etcdctl endpoint status`".to_owned(),
             Kind::Postgres { database, .. } => {

@@ -303,7 +303,9 @@ impl HostService for DriveHost {
                 HostRequest::StartEngine(_)
                 | HostRequest::EndEngine { .. }
                 | HostRequest::Engine
-                | HostRequest::Stored => Err(anyhow::anyhow!("this opens drives only")),
+                | HostRequest::Stored
+                | HostRequest::Condition
+                | HostRequest::Check { .. } => Err(anyhow::anyhow!("this opens drives only")),
             };
             reply.map_err(|error| Declined(format!("{error:#}")))
         })

@@ -3,15 +3,16 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use admin::{AdminError, Answer, Answered, MountRequest, NodeStatus, percent_encode};
+use admin::{AdminError, Answer, Answered, MountRequest, NodeCheck, NodeStatus, percent_encode};
 use bytes::Bytes;
 use control::FilesystemRecord;
 use serde::Serialize;
 use serde_json::{Value, json};
 use wire::BoxFuture;
-use wire::cluster::{ClusterReply, ClusterRequest};
+use wire::cluster::{CheckParts, ClusterReply, ClusterRequest};
 
 use super::{Member, lock};
+use crate::identity::hostname;
 
 /// How long the owner of the control ledger may take to answer `status`.
 const STATUS_PATIENCE: std::time::Duration = std::time::Duration::from_secs(8);
@@ -79,6 +80,19 @@ impl Manager {
         self.member.mounts.mount(named, path, request.options, (owner, &nodes)).await
     }
 
+    /// Looks at this machine, whether there is an owner or not.
+    async fn check(&self, body: &Bytes) -> Answered {
+        let what: CheckParts = match serde_json::from_slice(body) {
+            Ok(what) => what,
+            Err(error) => return AdminError::invalid(error.to_string()).answer(),
+        };
+        let here = self.member.network.here();
+        let cluster = self.member.cluster.borrow().clone();
+        let record = cluster.as_ref().and_then(|cluster| cluster.nodes.get(&here));
+        let name = record.map_or_else(hostname, |record| record.name.clone());
+        answered(Ok(NodeCheck { node: here.0, name, findings: self.member.check(what).await }))
+    }
+
     /// Mounts or unmounts, and shows the filesystem then.
     async fn change_mount(&self, method: &str, name: &str, body: &Bytes) -> Answered {
         let filesystem = match self.filesystem(name) {
@@ -122,7 +136,7 @@ impl Manager {
         picture.pid = std::process::id();
         picture.dir = self.member.dir.root().display().to_string();
         picture.version = env!("CARGO_PKG_VERSION").to_owned();
-        picture.uptime_s = (self.member.env.clock.boot_ns() - self.member.started_ns) / 1_000_000_000;
+        picture.uptime_s = self.member.uptime_s();
         picture.s3 = self.member.gate.url();
         let detours = self.member.network.fabric.detours();
         picture.problems.extend(detours.into_iter().map(|(node, via)| {
@@ -172,6 +186,9 @@ impl Manager {
                 return self.pass_on(method, path, request.to_string().into()).await;
             }
             _ => {}
+        }
+        if plain == format!("/v1/nodes/{}/check", self.member.network.here()) {
+            return self.check(&body).await;
         }
         if let Some(name) = filesystem_in(&plain, "mount") {
             return self.change_mount(&method, name, &body).await;

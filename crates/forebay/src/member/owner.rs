@@ -10,14 +10,15 @@ use meta::log::StaleCopies;
 use tokio::sync::watch;
 use wire::BoxFuture;
 use wire::cluster::{
-    ClusterReply, ClusterRequest, ClusterService, Declined, EngineSeat, HostReply, HostRequest, HostService,
-    JoinReply, JoinRequest, JoinService, StoredLedger,
+    CheckParts, ClusterReply, ClusterRequest, ClusterService, Declined, EngineSeat, Finding, HostReply,
+    HostRequest, HostService, JoinReply, JoinRequest, JoinService, NodeCondition, StoredLedger,
 };
 use wire::link::RemoteCluster;
 use wire::view::{NEWS_WAIT_MAX, ViewReply, ViewRequest, ViewService};
 
 use super::recover::LocalCopy;
 use super::{Member, lock};
+use crate::checks::{self, Ways};
 use crate::identity::{ONLY_EPOCH, OWNER};
 use crate::node::MetaDirs;
 
@@ -163,6 +164,9 @@ impl ClusterService for ForAll {
                 self.0.confirm_owner(node);
                 return Ok(ClusterReply::Owner(None));
             }
+            if let ClusterRequest::Probe { .. } = request {
+                return Ok(ClusterReply::Probed { wall_ns: self.0.env.clock.wall_ns() });
+            }
             match self.0.role().and_then(|role| role.for_others()) {
                 Some(owner) => owner.ask(request).await,
                 None if request == ClusterRequest::IsOwner => Ok(ClusterReply::Owner(None)),
@@ -182,6 +186,8 @@ impl HostService for ForAll {
                 }
                 HostRequest::Engine => self.0.engine_here().condition().map(HostReply::Engine),
                 HostRequest::Stored => self.0.stored().await.map(HostReply::Stored),
+                HostRequest::Condition => Ok(HostReply::Condition(self.0.condition())),
+                HostRequest::Check { what } => Ok(HostReply::Checked(self.0.check(what).await)),
                 request => return self.0.host.ask(request).await,
             };
             answer.map_err(|error| Declined(format!("{error:#}")))
@@ -220,6 +226,28 @@ impl Member {
         };
         let copy = tokio::task::spawn_blocking(move || LocalCopy::read(&ledgers)).await??;
         Ok(copy.map(|copy| copy.stored()).unwrap_or_default())
+    }
+
+    /// How this node is.
+    fn condition(&self) -> NodeCondition {
+        NodeCondition {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            uptime_s: self.uptime_s(),
+            wall_ns: self.env.clock.wall_ns(),
+            s3: self.gate.url(),
+        }
+    }
+
+    /// Seconds since this process began.
+    pub(super) fn uptime_s(&self) -> u64 {
+        (self.env.clock.boot_ns() - self.started_ns) / 1_000_000_000
+    }
+
+    /// Looks at this machine.
+    pub(super) async fn check(&self, what: CheckParts) -> Vec<Finding> {
+        let (fabric, here) = (&*self.network.fabric, self.network.here());
+        let ways = Ways { fabric, here, nodes: &self.nodes() };
+        checks::look(&self.env, &self.dir, what, Some(ways)).await
     }
 
     /// Ends the member of an attempt to move the logs, which has failed.

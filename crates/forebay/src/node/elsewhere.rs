@@ -6,17 +6,24 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use admin::{AdminError, NodeCheck};
 use anyhow::{Context, Result, bail};
 use base::{DriveId, DriveUuid, NodeId};
 use control::DriveRecord;
 use futures_util::future::join_all;
 use layout::DriveState;
-use wire::cluster::{EngineCondition, EngineSeat, HostReply, HostRequest, HostService, HostedDrive};
+use wire::cluster::{
+    CheckParts, EngineCondition, EngineSeat, Finding, HostReply, HostRequest, HostService, HostedDrive,
+    NodeCondition,
+};
 use wire::drive::{DriveHealth, DriveService};
 use wire::link::{Peer, RemoteDrive, RemoteHost};
 
 use super::Node;
 use super::drives::{DriveEntry, OpenDrive};
+use super::management::failed;
+use super::network::addresses_of;
+use crate::checks::{self, Ways};
 
 /// How long a start waits for nodes that do not answer.
 const FIRST_CONTACT: Duration = Duration::from_secs(5);
@@ -25,8 +32,19 @@ const FIRST_FACT: Duration = Duration::from_secs(10);
 const FACT_POLL: Duration = Duration::from_millis(100);
 /// How long it may take to take a drive into use.
 const ADMISSION: Duration = Duration::from_secs(12);
+/// How long a node may take to say how it is.
+const CONDITION: Duration = Duration::from_secs(2);
 /// Pause after a drive was not taken into use.
 const REFUSED_PAUSE_NS: u64 = 5_000_000_000;
+
+/// How a node is, and how it is reached.
+pub(super) struct Told {
+    pub(super) condition: NodeCondition,
+    /// How long its answer took.
+    pub(super) latency: Duration,
+    /// How far its clock is ahead of the one here, to within half of the latency.
+    pub(super) ahead_ns: i64,
+}
 
 impl Node {
     fn peer(&self, node: NodeId) -> Result<Arc<Peer>> {
@@ -175,6 +193,73 @@ impl Node {
     pub(super) async fn end_engine_at(&self, node: NodeId, number: u64) -> Result<()> {
         self.host(node)?.ask(HostRequest::EndEngine { number }).await?;
         Ok(())
+    }
+
+    /// How the nodes are that answer soon.
+    pub(super) async fn conditions(&self) -> BTreeMap<NodeId, Told> {
+        let nodes: Vec<NodeId> = self.state.lock().await.cluster.nodes.keys().copied().collect();
+        let asks = nodes.into_iter().map(|node| async move {
+            match tokio::time::timeout(CONDITION, self.condition_of(node)).await {
+                Ok(Ok(told)) => Some((node, told)),
+                _ => None,
+            }
+        });
+        join_all(asks).await.into_iter().flatten().collect()
+    }
+
+    async fn condition_of(&self, node: NodeId) -> Result<Told> {
+        let (begun_ns, wall_ns) = (self.env.clock.boot_ns(), self.env.clock.wall_ns());
+        let condition = match self.ask_condition(node).await? {
+            HostReply::Condition(condition) => condition,
+            _ => bail!("node {node} gave another answer"),
+        };
+        let latency_ns = self.env.clock.boot_ns() - begun_ns;
+        let ahead_ns = condition.wall_ns - (wall_ns + latency_ns as i64 / 2);
+        Ok(Told { condition, latency: Duration::from_nanos(latency_ns), ahead_ns })
+    }
+
+    async fn ask_condition(&self, node: NodeId) -> Result<HostReply> {
+        if node == self.here() && self.seat.is_none() {
+            return Ok(HostReply::Condition(NodeCondition {
+                version: env!("CARGO_PKG_VERSION").to_owned(),
+                uptime_s: (self.env.clock.boot_ns() - self.started_ns) / 1_000_000_000,
+                wall_ns: self.env.clock.wall_ns(),
+                s3: self.s3_url(),
+            }));
+        }
+        if !self.is_reached(node) {
+            bail!("node {node} is not reached");
+        }
+        Ok(self.host(node)?.ask(HostRequest::Condition).await?)
+    }
+
+    /// What a node finds when it looks at its machine.
+    pub(super) async fn check_now(&self, id: u32, what: CheckParts) -> Result<NodeCheck, AdminError> {
+        let node = NodeId(id);
+        let (name, nodes) = {
+            let state = self.state.lock().await;
+            let record = state.cluster.nodes.get(&node).ok_or_else(|| {
+                AdminError::not_found(format!("no such node: id={id} (see `forebay node list`)"))
+            })?;
+            (record.name.clone(), addresses_of(&state.cluster))
+        };
+        let findings = if node == self.here() && self.seat.is_none() {
+            let ways = Ways { fabric: &self.others.network.fabric, here: node, nodes: &nodes };
+            checks::look(&self.env, &self.dir, what, Some(ways)).await
+        } else {
+            self.ask_to_check(node, what).await.map_err(failed)?
+        };
+        Ok(NodeCheck { node: id, name, findings })
+    }
+
+    async fn ask_to_check(&self, node: NodeId, what: CheckParts) -> Result<Vec<Finding>> {
+        if !self.is_reached(node) {
+            bail!("node {node} is not reached: run `forebay check` there");
+        }
+        match self.host(node)?.ask(HostRequest::Check { what }).await? {
+            HostReply::Checked(findings) => Ok(findings),
+            _ => bail!("node {node} gave another answer"),
+        }
     }
 
     /// The condition of a node's member of the engine.

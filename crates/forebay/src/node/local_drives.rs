@@ -58,6 +58,11 @@ impl LocalDrives {
         self.0.read(|content| content.drives.len())
     }
 
+    /// Where drives are, in the order of their UUIDs.
+    pub(crate) fn paths(&self) -> Vec<PathBuf> {
+        self.0.read(|content| content.drives.values().cloned().collect())
+    }
+
     /// The drive that is at a path.
     pub(super) fn drive_at(&self, path: &Path) -> Option<DriveUuid> {
         let at = |content: &Content| {

@@ -1,6 +1,7 @@
 //! The management interface of the node: what operators see and do.
 
 use std::collections::BTreeSet;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -30,6 +31,9 @@ use super::problems::problems;
 use super::tiers::entry_of;
 use super::{Node, NodeDir, NodeFile, State};
 use crate::watchdog::{self, STUCK_AFTER};
+
+/// The shortest and the longest limit of what users wait for, in microseconds.
+const P99_US: RangeInclusive<u64> = 100..=60_000_000;
 
 /// `node.json`, if a node wrote one.
 pub(crate) fn read_node_file(env: &Env, dir: &NodeDir) -> Option<NodeFile> {
@@ -158,7 +162,13 @@ impl Node {
     }
 
     fn upkeep_info(&self) -> UpkeepInfo {
-        UpkeepInfo { paused: self.pace.is_paused(), rate_bytes_per_s: self.pace.bytes_per_s() }
+        UpkeepInfo {
+            paused: self.pace.is_paused(),
+            rate_bytes_per_s: self.pace.bytes_per_s(),
+            keep_p99_below_us: self.pace.keep_p99_below_us(),
+            p99_us: self.pace.p99_us(),
+            held_to_bytes_per_s: self.pace.held_to_bytes_per_s(),
+        }
     }
 
     async fn set_profile_now(&self, name: &str, profile: Profile) -> Result<FilesystemInfo> {
@@ -191,6 +201,7 @@ impl Node {
             plan.set_cluster(|ClusterRecord { upkeep, .. }| {
                 upkeep.rate_bytes_per_s = request.rate_bytes_per_s.or(upkeep.rate_bytes_per_s);
                 upkeep.paused = request.paused.unwrap_or(upkeep.paused);
+                upkeep.keep_p99_below_us = request.keep_p99_below_us.or(upkeep.keep_p99_below_us);
             });
         })
         .await
@@ -336,6 +347,15 @@ impl NodeControl for Node {
                 let least = base::units::format_size(upkeep::BYTES_PER_S_MIN);
                 return Err(AdminError::invalid(format!(
                     "rate is too low: bytes_per_s={rate} least={least}"
+                )));
+            }
+            if let Some(limit_us) = request.keep_p99_below_us
+                && !(limit_us == 0 || P99_US.contains(&limit_us))
+            {
+                return Err(AdminError::invalid(format!(
+                    "the limit must be between {} us and {} s, or none: microseconds={limit_us}",
+                    P99_US.start(),
+                    P99_US.end() / 1_000_000
                 )));
             }
             self.keep_upkeep(request).await.map_err(failed)?;
@@ -492,4 +512,7 @@ pub(super) fn apply_upkeep(pace: &Pace, upkeep: UpkeepRecord) {
         pace.set_bytes_per_s(rate);
     }
     pace.set_paused(upkeep.paused);
+    if let Some(limit_us) = upkeep.keep_p99_below_us {
+        pace.set_keep_p99_below_us(limit_us);
+    }
 }

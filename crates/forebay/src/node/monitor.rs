@@ -141,6 +141,7 @@ impl Node {
         }
         drop(state);
         self.follow_drives(seen, now).await?;
+        self.look_at_users().await;
         let waited = now.saturating_sub(seen.changed_ns) >= NARROW_AFTER_NS;
         let patience = if waited { Patience::Over } else { Patience::Left };
         if self.has_looked(now).await {
@@ -159,6 +160,13 @@ impl Node {
             kept.unwrap_or(Ok(()))?;
         }
         Ok(())
+    }
+
+    /// Holds background work back while users wait for drives.
+    async fn look_at_users(&self) {
+        let state = self.state.lock().await;
+        let open = state.drives.values().filter_map(|entry| entry.service.as_ref());
+        self.pace.look(open.map(|drive| drive.stat().foreground));
     }
 
     /// Whether each drive had the time to answer since this node became the owner: before that, nothing is decided from the absence

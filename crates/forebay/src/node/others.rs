@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use admin::{
-    AdminError, Answered, Api, ClientInfo, CreateToken, NewToken, NodeInfo, NodesControl, SetMaintenance,
-    StopCheck, TokenInfo, TokenRights,
+    AdminError, Answered, Api, ClientInfo, CreateToken, NewToken, NodeCheck, NodeInfo, NodesControl,
+    SetMaintenance, StopCheck, TokenInfo, TokenRights,
 };
 use anyhow::{Context, Result, bail};
 use base::NodeId;
@@ -22,8 +22,8 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 use wire::BoxFuture;
 use wire::cluster::{
-    ClusterReply, ClusterRequest, ClusterService, Declined, JoinReply, JoinRequest, JoinService, Joined,
-    NewClient, NewNode,
+    CheckParts, ClusterReply, ClusterRequest, ClusterService, Declined, JoinReply, JoinRequest, JoinService,
+    Joined, NewClient, NewNode,
 };
 use wire::identity::Party;
 use wire::link::Services;
@@ -233,6 +233,9 @@ impl ClusterService for ForOthers {
                     let control = &self.node.control;
                     Ok(ClusterReply::Owner(control.holds().then(|| control.epoch())))
                 }
+                ClusterRequest::Probe { .. } => {
+                    Ok(ClusterReply::Probed { wall_ns: self.node.env.clock.wall_ns() })
+                }
                 ClusterRequest::Manage { node, id, method, path, body } => {
                     tracing::debug!(%node, method, path, "an operator asks at another node");
                     let (status, body) = self.manage((node, id), method, path, body).await;
@@ -439,6 +442,7 @@ impl Node {
     }
 
     pub(super) async fn node_infos(&self) -> Vec<NodeInfo> {
+        let told = self.conditions().await;
         let state = self.state.lock().await;
         let Cluster { nodes, drives, .. } = &state.cluster;
         let now_s = self.env.clock.wall_ns() / 1_000_000_000;
@@ -447,7 +451,13 @@ impl Node {
                 drives.values().filter(|drive| drive.node == record.id && drive.state != DriveState::Out);
             let sizes: Vec<u64> = drives.map(|drive| drive.capacity_bytes).collect();
             let is_there = self.is_reached(record.id);
+            let told = told.get(&record.id);
             NodeInfo {
+                version: told.map(|told| told.condition.version.clone()),
+                uptime_s: told.map(|told| told.condition.uptime_s),
+                latency_us: told.map(|told| told.latency.as_micros() as u64),
+                clock_ahead_ms: told.map(|told| told.ahead_ns / 1_000_000),
+                s3: told.and_then(|told| told.condition.s3.clone()),
                 id: record.id.0,
                 name: record.name.clone(),
                 zone: record.zone.clone(),
@@ -512,6 +522,10 @@ impl NodesControl for Node {
 
     fn stop_check(&self, id: u32) -> BoxFuture<'_, Result<StopCheck, AdminError>> {
         Box::pin(self.stop_check_now(id))
+    }
+
+    fn check(&self, id: u32, what: CheckParts) -> BoxFuture<'_, Result<NodeCheck, AdminError>> {
+        Box::pin(self.check_now(id, what))
     }
 
     fn set_maintenance(

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use base::{ExtentId, FsError, PgId};
 use client::RebuildGroup;
 
-use super::{Kind, PARALLEL, Work};
+use super::{Kind, PARALLEL, Work, urgency};
 
 /// An extent that has had too few shards for this long is lost, and not in the middle of a write or deletion.
 const SHORT_NS: u64 = 15_000_000_000;
@@ -46,7 +46,8 @@ impl Work {
         self.progress.set_left(left);
         let mut short = HashSet::new();
         for some in groups.chunk_by(|one, other| one.exposed == other.exposed) {
-            let swept = self.sweep(&some.iter().map(|group| group.pg).collect()).await?;
+            let exposed = some.first().map_or(0, |group| group.exposed);
+            let swept = self.sweep(&some.iter().map(|group| group.pg).collect(), exposed).await?;
             short.extend(swept.short.iter().copied());
             self.conclude(some, &swept).await?;
             // Another drive may have been lost in the meantime, which changes the order.
@@ -70,13 +71,14 @@ impl Work {
         }
     }
 
-    /// Restores all shards that are missing in these groups.
-    async fn sweep(&mut self, groups: &HashSet<PgId>) -> Result<Swept, FsError> {
+    /// Restores all shards that are missing in these groups, of each of which so many positions cannot be read.
+    async fn sweep(&mut self, groups: &HashSet<PgId>, exposed: u8) -> Result<Swept, FsError> {
         let (mut swept, mut after) = (Swept::default(), None);
         loop {
             let page = self.client.missing_page(groups, after).await?;
             for some in page.missing.chunks(PARALLEL) {
-                let restored = self.restore(some, Kind::Missing).await;
+                let is_bare = some.iter().any(|shard| exposed >= shard.n - shard.k);
+                let restored = self.restore(some, Kind::Missing, urgency(is_bare)).await;
                 swept.unfinished |= restored.put_off + restored.lost > 0;
                 if self.stopped.now() {
                     swept.unfinished = true;

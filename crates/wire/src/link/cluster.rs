@@ -10,8 +10,8 @@ use super::Peer;
 use super::peer::CallError;
 use crate::BoxFuture;
 use crate::cluster::{
-    ClusterReply, ClusterRequest, ClusterService, Declined, HostReply, HostRequest, HostService, JoinReply,
-    JoinRequest, RECORDS_WAIT_MAX,
+    CHECK_MAX, ClusterReply, ClusterRequest, ClusterService, Declined, HostReply, HostRequest, HostService,
+    JoinReply, JoinRequest, RECORDS_WAIT_MAX,
 };
 use crate::encoding::Operations;
 use crate::message::{CLUSTER, HOST, JOIN, Payload};
@@ -57,9 +57,10 @@ impl ClusterService for RemoteCluster {
             let limit = match &request {
                 ClusterRequest::Records { .. } => RECORDS_WAIT_MAX + PATIENCE,
                 ClusterRequest::Manage { .. } => WORK,
-                ClusterRequest::Renew { .. } | ClusterRequest::IsOwner | ClusterRequest::Owns { .. } => {
-                    PATIENCE
-                }
+                ClusterRequest::Renew { .. }
+                | ClusterRequest::IsOwner
+                | ClusterRequest::Owns { .. }
+                | ClusterRequest::Probe { .. } => PATIENCE,
             };
             ask(&self.peer, &CLUSTER, &request, limit).await
         })
@@ -82,8 +83,11 @@ impl HostService for RemoteHost {
     fn ask(&self, request: HostRequest) -> BoxFuture<'_, Result<HostReply, Declined>> {
         Box::pin(async move {
             let limit = match &request {
-                HostRequest::Drives | HostRequest::Engine | HostRequest::Stored => PATIENCE,
+                HostRequest::Drives | HostRequest::Engine | HostRequest::Stored | HostRequest::Condition => {
+                    PATIENCE
+                }
                 HostRequest::StartEngine(_) | HostRequest::EndEngine { .. } => 2 * PATIENCE,
+                HostRequest::Check { .. } => CHECK_MAX + PATIENCE,
                 HostRequest::Format { .. }
                 | HostRequest::Reopen { .. }
                 | HostRequest::Close { .. }

@@ -31,6 +31,8 @@ use crate::rights::{Grant, Proofs};
 
 /// The code of the call by which a stream goes on.
 const ATTACH: u16 = SESSION.0[2].1;
+/// Larger payloads do not hold up metadata and events: they go by a connection for data.
+const PROCESS_PAYLOAD_MAX: usize = 64 << 10;
 /// The shortest and the longest pause between two attempts to connect.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(2));
 
@@ -225,7 +227,18 @@ impl Peer {
     ) -> Result<R, CallError> {
         let envelope = Envelope { deadline_ms: limit.as_millis() as u32, ..Envelope::default() };
         let message = message::pack_request(operations, &envelope, request);
-        self.ask(&self.lanes[0], 0, message, limit, None).await.map(|(_, reply)| reply)
+        let lane =
+            if message.payload.len() > PROCESS_PAYLOAD_MAX { self.data_lane() } else { &self.lanes[0] };
+        self.ask(lane, 0, message, limit, None).await.map(|(_, reply)| reply)
+    }
+
+    /// One of the connections for data, each in its turn; that for metadata if there is no other.
+    fn data_lane(&self) -> &Lane {
+        let turn = self.next_lane.fetch_add(1, Ordering::Relaxed);
+        match self.lanes.len() - 1 {
+            0 => &self.lanes[0],
+            data => &self.lanes[1 + turn % data],
+        }
     }
 
     /// Asks a drive, on one of the connections for data.
@@ -238,12 +251,7 @@ impl Peer {
     ) -> Result<R, CallError> {
         let envelope = Envelope { deadline_ms: limit.as_millis() as u32, grant, ..Envelope::default() };
         let packed = message::pack_request(&DRIVE, &envelope, request);
-        let turn = self.next_lane.fetch_add(1, Ordering::Relaxed);
-        let lane = match self.lanes.len() - 1 {
-            0 => &self.lanes[0],
-            data => &self.lanes[1 + turn % data],
-        };
-        self.ask(lane, drive.0, packed, limit, None).await.map(|(_, reply)| reply)
+        self.ask(self.data_lane(), drive.0, packed, limit, None).await.map(|(_, reply)| reply)
     }
 
     async fn ask<R: DeserializeOwned + Payload>(

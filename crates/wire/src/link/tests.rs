@@ -205,6 +205,7 @@ impl DriveService for TestDrive {
             bad_shards: 0,
             age_ms: 0,
             cleanable_bytes: 0,
+            foreground: Foreground::default(),
         }
     }
 }

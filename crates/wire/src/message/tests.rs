@@ -7,12 +7,13 @@ use serde::de::{DeserializeOwned, Deserializer, Error as _, Visitor};
 use super::*;
 use crate::claim::HeldLease;
 use crate::cluster::{
-    ClusterReply, ClusterRequest, Declined, EngineMember, EngineSeat, HostReply, HostRequest, HostedDrive,
-    JoinReply, JoinRequest, Joined, NewClient, NewNode, NodeAddresses, RecordsNews, StoredLedger,
+    CheckParts, ClusterReply, ClusterRequest, Declined, EngineMember, EngineSeat, Finding, Grade, HostReply,
+    HostRequest, HostedDrive, JoinReply, JoinRequest, Joined, NewClient, NewNode, NodeAddresses,
+    NodeCondition, RecordsNews, StoredLedger,
 };
 use crate::damage::DamageRequest;
 use crate::drive::{
-    DriveHealth, DriveMark, GetPurpose, IoPath, PutPurpose, ShardClass, ShardNote, ShardShape,
+    DriveHealth, DriveMark, Foreground, GetPurpose, IoPath, PutPurpose, ShardClass, ShardNote, ShardShape,
 };
 use crate::guard::Guard;
 use crate::lock::{FileLock, LockSpace};
@@ -315,6 +316,7 @@ fn stat() -> DriveStat {
         bad_shards: 8,
         age_ms: 0,
         cleanable_bytes: 9,
+        foreground: Foreground { requests: 10, p99_us: 300 },
     }
 }
 
@@ -380,6 +382,7 @@ fn cluster_requests() -> Vec<ClusterRequest> {
         },
         ClusterRequest::IsOwner,
         ClusterRequest::Owns { node: NodeId(2), epoch: Epoch(4) },
+        ClusterRequest::Probe { body: Bytes::from_static(b"body") },
     ]
 }
 
@@ -406,6 +409,8 @@ fn host_requests() -> Vec<HostRequest> {
         HostRequest::Engine,
         HostRequest::Stored,
         HostRequest::Locate { path: "/d".to_owned() },
+        HostRequest::Condition,
+        HostRequest::Check { what: CheckParts { drives: true, network: false } },
     ]
 }
 
@@ -470,6 +475,26 @@ fn answers_of_nodes() -> Vec<(&'static str, Vec<u8>)> {
             }])),
         ),
         ("answer: located", encoding::encode(&HostReply::Located(Some(DriveUuid([7; 16]))))),
+        (
+            "answer: condition",
+            encoding::encode(&HostReply::Condition(NodeCondition {
+                version: text("1.2.3"),
+                uptime_s: 300,
+                wall_ns: -300,
+                s3: Some(text("http://a:1")),
+            })),
+        ),
+        ("answer: probed", encoding::encode(&ClusterReply::Probed { wall_ns: -300 })),
+        (
+            "answer: checked",
+            encoding::encode(&HostReply::Checked(vec![Finding {
+                grade: Grade::Warning,
+                code: text("clock"),
+                found: text("f"),
+                cost: text("c"),
+                advice: text("a"),
+            }])),
+        ),
     ]
 }
 

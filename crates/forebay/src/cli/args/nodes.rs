@@ -1,4 +1,4 @@
-//! Arguments of `join`, `node` and `token`.
+//! Arguments of `join`, `node`, `s3` and `token`.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -97,6 +97,19 @@ fn duration(text: &str) -> Result<Duration, String> {
 }
 
 #[derive(Debug, Subcommand)]
+pub(crate) enum S3Command {
+    /// Show the URL of each node's endpoint: for clients, and for the load balancer before them.
+    #[command(after_help = ENDPOINTS_HELP)]
+    Endpoints {
+        /// The directory of a node.
+        dir: PathBuf,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+#[derive(Debug, Subcommand)]
 pub(crate) enum NodeCommand {
     /// List the nodes of the cluster.
     #[command(after_help = "Example:\n  forebay node list /srv/forebay")]
@@ -156,6 +169,12 @@ pub(crate) enum NodeCommand {
         json: bool,
     },
 }
+
+const ENDPOINTS_HELP: &str = "Any request may go to any endpoint. A load balancer asks each for /ready.
+
+Examples:
+  forebay s3 endpoints /srv/forebay
+  forebay s3 endpoints /srv/forebay --json | jq -r '.[].url // empty'";
 
 const TOKEN_HELP: &str = "A node may do everything, and is trusted like root of the cluster. A client only mounts: it reads and writes the filesystems
 of its token, as the users on its machine, whose rights the nodes check. Root of a client machine acts as each of its
