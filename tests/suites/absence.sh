@@ -111,6 +111,25 @@ stays_away() {
 }
 is_whole() { status 1 | jq -e '.state == "healthy" and all(.drives[]; .groups == 0 or .state == "up")' >/dev/null; }
 
+# A node is emptied while programs work, and is not needed then.
+leaves() {
+    on 2 "$FOREBAY" node drain "$WORK/2" 2 --dry-run --json | jq -e '(.drives | length) == 3 and .move_bytes > 0 and .free_bytes > .move_bytes and .eta_s >= 0'
+    not drives_are 3 leaving
+    expect_fail "no drives in use" on 2 "$FOREBAY" node drain "$WORK/2" 3
+    expect_fail "no such node" on 2 "$FOREBAY" node drain "$WORK/2" 9
+    under 1 drain_third
+    # Two copies need both of the nodes that are left.
+    expect_fail "no other drive to go to" on 2 "$FOREBAY" node drain "$WORK/2" 1
+    wait_until 30 is_whole
+    on 3 timeout 60 "$FOREBAY" stop "$WORK/3" </dev/null
+    same_tree "$WORK/tree" "$WORK/1/mnt/tree"
+}
+drain_third() {
+    on 2 "$FOREBAY" node drain "$WORK/2" 2
+    expect_fail "being emptied already|no drives in use" on 2 "$FOREBAY" node drain "$WORK/2" 2
+    wait_until 90 drives_are 3 out
+}
+
 machines_begin
 for node in 1 2 3; do etcd_start "$node"; done
 check "four machines" begin || exit 1
@@ -118,3 +137,4 @@ check "a node that comes and goes gets no new data for a while" comes_and_goes
 check "a drive moves to another machine" moves_house
 check "half of the drives are away, and are waited for" too_many
 check "a machine stays away, and others take over" stays_away
+check "a node is emptied while programs work" leaves

@@ -83,6 +83,34 @@ pub struct NodeCheck {
     pub findings: Vec<Finding>,
 }
 
+/// A node whose drives are to be emptied.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DrainNode {
+    /// Only say what would move.
+    #[serde(default)]
+    pub dry_run: bool,
+}
+
+/// What moves when a node is emptied.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeDrain {
+    /// Its number.
+    pub node: u32,
+    /// Its name.
+    pub name: String,
+    /// Its drives that are emptied.
+    pub drives: Vec<u32>,
+    /// What they hold, in bytes on drives.
+    pub move_bytes: u64,
+    /// What is free on drives of other nodes.
+    pub free_bytes: u64,
+    /// Seconds that it takes at the full rate of background work.
+    pub eta_s: u64,
+    /// Whether it owns the control ledger.
+    pub owner: bool,
+}
+
 /// What a new token allows.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -159,6 +187,8 @@ pub trait NodesControl: Send + Sync {
     fn stop_check(&self, id: u32) -> BoxFuture<'_, Result<StopCheck, AdminError>>;
     /// Lets a node look at its machine.
     fn check(&self, id: u32, what: CheckParts) -> BoxFuture<'_, Result<NodeCheck, AdminError>>;
+    /// Moves everything off the drives of a node.
+    fn drain_node(&self, id: u32, request: DrainNode) -> BoxFuture<'_, Result<NodeDrain, AdminError>>;
     /// Notes that a node is going to be away on purpose, if nothing stops with it, or that it is not any more. A node that owns
     /// the metadata gives it to another one.
     fn set_maintenance(

@@ -155,10 +155,10 @@ mod tests {
         let sent_ns = term.now_ns();
         sim.clock.advance_ns(5_000_000_000);
         term.bound(1, sent_ns);
-        assert_eq!(term.left(), Duration::from_millis(14_500));
+        assert_eq!(term.left(), Duration::from_millis(9_600));
         term.heard(1, 0, sent_ns - 1);
-        assert_eq!(term.left(), Duration::from_millis(14_500), "answers overtake each other");
-        sim.clock.advance_ns(14_500_000_000);
+        assert_eq!(term.left(), Duration::from_millis(9_600), "answers overtake each other");
+        sim.clock.advance_ns(9_600_000_000);
         assert!(term.is_over());
     }
 
@@ -198,7 +198,7 @@ mod tests {
         sim.clock.advance_ns(second(10));
         term.heard(1, 0, term.now_ns());
         assert_eq!(notice.and(term.notice(1, None)), Notice { keep: None, ..notice });
-        sim.clock.advance_ns(second(10) - 500_000_001);
+        sim.clock.advance_ns(second(5) - 400_000_001);
         assert!(!term.is_past(notice));
         sim.clock.advance_ns(1);
         assert!(term.is_past(notice) && !term.is_over());
@@ -210,7 +210,7 @@ mod tests {
         // The owner takes it a minute after the recall, however much is committed.
         notice.prolong(second(150));
         assert!(!term.is_past(notice));
-        sim.clock.advance_ns(second(25));
+        sim.clock.advance_ns(second(30));
         assert!(term.is_past(notice), "at {}", term.now_ns());
         term.bound(3, term.now_ns());
         assert!(!term.is_past(notice), "the next owner does not know of it");

@@ -67,6 +67,11 @@ impl Cluster {
         self.replaced(&BTreeSet::from([id]), seen).len() as u32
     }
 
+    /// Number of groups with positions for which there is no other drive, if a node is emptied.
+    pub fn bound_to(&self, node: NodeId, seen: &Seen) -> usize {
+        Plan::new(self.clone()).drain(node, seen)
+    }
+
     /// Number of groups that need a drive.
     pub fn groups_with(&self, id: DriveId) -> u32 {
         self.group_counts().get(&id).copied().unwrap_or(0)
@@ -111,6 +116,18 @@ impl Plan {
         let state = if seen.readable.contains(&id) { DriveState::Leaving } else { DriveState::Out };
         self.set_drive_state(id, state);
         self.reassign(seen);
+    }
+
+    /// Empties all drives of a node that are in use. Others take over their positions. Returns the number of groups with positions for
+    /// which there is no other drive: these stay.
+    pub fn drain(&mut self, node: NodeId, seen: &Seen) -> usize {
+        let of_node = self.next().drives.values().filter(|drive| drive.node == node);
+        let used: BTreeSet<DriveId> =
+            of_node.filter(|drive| !drive.is_given_up()).map(|drive| drive.id).collect();
+        used.iter().for_each(|id| self.set_drive_state(*id, DriveState::Leaving));
+        self.reassign(seen);
+        let is_bound = |group: &&PlacementGroup| group.members.iter().any(|member| used.contains(member));
+        self.next().groups.values().filter(is_bound).count()
     }
 
     /// Gives the positions of drives that were given up to drives that are up. Returns the number of groups that change.
@@ -301,6 +318,34 @@ pub(crate) mod tests {
         assert_eq!((done.groups as u32, done.empty), (before.groups_with(DriveId(3)), vec![DriveId(3)]));
         assert_eq!(after.drives[&DriveId(3)].state, DriveState::Out);
         assert!(after.groups.values().all(|group| group.rebuilding.is_empty()));
+    }
+
+    #[test]
+    fn a_node_is_emptied_if_others_can_take_all_its_positions() {
+        let before = cluster(&[2, 2, 2, 2], "4+2");
+        let seen = seen_without(&before, &[]);
+        let node = before.drives[&DriveId(2)].node;
+        assert_eq!(before.bound_to(node, &seen), 0);
+        let mut plan = Plan::new(before.clone());
+        assert_eq!(plan.drain(node, &seen), 0);
+        let now = plan.into_next();
+        assert_eq!(now.record.map_epoch, before.record.map_epoch + 1, "one plan is one map");
+        let leaving = now.drives.values().filter(|drive| drive.state == DriveState::Leaving);
+        assert_eq!(leaving.map(|drive| drive.node).collect::<Vec<_>>(), [node, node]);
+        assert!(now.groups.values().all(|group| {
+            let of_node = |member: &DriveId| now.drives[member].node;
+            let mut counts: BTreeMap<NodeId, usize> = BTreeMap::new();
+            group.members.iter().for_each(|member| *counts.entry(of_node(member)).or_default() += 1);
+            !counts.contains_key(&node) && counts.values().all(|count| *count <= 2)
+        }));
+        let (done, after) = finished(&now);
+        assert_eq!(done.empty.len(), 2);
+        assert_eq!(after.drives.values().filter(|drive| drive.state == DriveState::Out).count(), 2);
+        // Of three nodes, none can go.
+        let three = cluster(&[2, 2, 2], "4+2");
+        let seen = seen_without(&three, &[]);
+        let node = three.drives[&DriveId(0)].node;
+        assert_eq!(three.bound_to(node, &seen), three.groups.len());
     }
 
     #[test]

@@ -5,7 +5,8 @@ use wire::cluster::CheckParts;
 
 use super::{AdminClient, CallError};
 use crate::nodes::{
-    ClientInfo, CreateToken, NewToken, NodeCheck, NodeInfo, SetMaintenance, StopCheck, TokenInfo,
+    ClientInfo, CreateToken, DrainNode, NewToken, NodeCheck, NodeDrain, NodeInfo, SetMaintenance, StopCheck,
+    TokenInfo,
 };
 
 impl AdminClient {
@@ -22,6 +23,11 @@ impl AdminClient {
     /// Lets a node look at its machine.
     pub async fn check(&self, id: u32, what: CheckParts) -> Result<NodeCheck, CallError> {
         self.call(Method::POST, &format!("/v1/nodes/{id}/check"), Some(&what)).await
+    }
+
+    /// Moves everything off the drives of a node.
+    pub async fn drain_node(&self, id: u32, request: DrainNode) -> Result<NodeDrain, CallError> {
+        self.call(Method::POST, &format!("/v1/nodes/{id}/drain"), Some(&request)).await
     }
 
     /// Begins or ends the maintenance of a node.

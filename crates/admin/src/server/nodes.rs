@@ -6,7 +6,7 @@ use axum::{Json, Router};
 use wire::cluster::CheckParts;
 
 use super::{Node, answer};
-use crate::nodes::{CreateToken, SetMaintenance};
+use crate::nodes::{CreateToken, DrainNode, SetMaintenance};
 
 pub(super) fn router() -> Router<Node> {
     Router::new()
@@ -23,6 +23,12 @@ pub(super) fn router() -> Router<Node> {
             "/v1/nodes/{id}/check",
             post(async |State(node): State<Node>, Path(id): Path<u32>, Json(what): Json<CheckParts>| {
                 answer(node.check(id, what).await)
+            }),
+        )
+        .route(
+            "/v1/nodes/{id}/drain",
+            post(async |State(node): State<Node>, Path(id): Path<u32>, Json(request): Json<DrainNode>| {
+                answer(node.drain_node(id, request).await)
             }),
         )
         .route(

@@ -554,7 +554,7 @@ fn a_lease_that_is_recalled_is_used_only_until_the_owner_may_take_it() {
             writer.write(ino, 0, b"two").await.unwrap();
             writer.fsync(ino).await.unwrap();
         });
-        pass(&world, 18).await;
+        pass(&world, 13).await;
         assert_eq!(read_all(&one, ino).await.unwrap(), b"one");
         wire.cut();
         pass(&world, 3).await;

@@ -4,7 +4,6 @@ mod drives;
 mod machine;
 mod network;
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use base::NodeId;
@@ -102,7 +101,7 @@ async fn engine(env: &Env, dir: &NodeDir) -> Option<Finding> {
     let log = IdentityFiles::new(env, dir).membership().ok().flatten()?.log?;
     let address: EngineAddress = log.parse().ok()?;
     let measured = async {
-        let engine = Arc::new(Engine::connect(env, dir, &address).await?);
+        let engine = Engine::connect(env, dir, &address).await?;
         let mut times = Vec::new();
         for _ in 0..ENGINE_LOOKS {
             let begun_ns = env.clock.boot_ns();

@@ -2,7 +2,10 @@
 
 use std::path::Path;
 
-use admin::{AddDrive, ClientInfo, CreateToken, DriveInfo, NodeInfo, SetMaintenance, TokenInfo, TokenRights};
+use admin::{
+    AddDrive, ClientInfo, CreateToken, DrainNode, DriveInfo, NodeDrain, NodeInfo, SetMaintenance, TokenInfo,
+    TokenRights,
+};
 use anyhow::{Result, bail};
 use base::units::format_duration;
 use comfy_table::Table;
@@ -147,6 +150,11 @@ pub(super) fn node(command: NodeCommand) -> Result<()> {
                 None => format!("node {} ({}) is not in maintenance", node.id, node.name),
             })
         }
+        NodeCommand::Drain { dir, id, dry_run, json } => {
+            let drain =
+                ask(&dir, |client| async move { client.drain_node(id, DrainNode { dry_run }).await })?;
+            print(json.into(), &drain, |drain| drained(drain, dry_run))
+        }
         NodeCommand::StopCheck { dir, id, json } => stop_check(&dir, id, json.into()),
         NodeCommand::List { dir, json } => {
             let nodes = ask(&dir, |client| async move { client.nodes().await })?;
@@ -157,6 +165,22 @@ pub(super) fn node(command: NodeCommand) -> Result<()> {
             print(json.into(), &node, |node| format!("node is removed: id={} name={}", node.id, node.name))
         }
     }
+}
+
+fn drained(drain: &NodeDrain, dry_run: bool) -> String {
+    let NodeDrain { node, name, drives, move_bytes, free_bytes, eta_s, owner } = drain;
+    let happens = if dry_run { "would be emptied" } else { "is being emptied" };
+    let mut text = format!(
+        "node {node} ({name}) {happens}: {} drives, {} to move, {} free at other nodes, {} at the full rate",
+        drives.len(),
+        bytes(*move_bytes),
+        bytes(*free_bytes),
+        format_duration(*eta_s)
+    );
+    if *owner {
+        text += "\nit owns the metadata: before it is removed, another node must do that (forebay node maintenance)";
+    }
+    text
 }
 
 fn node_table(nodes: &[NodeInfo]) -> Table {

@@ -2,6 +2,7 @@
 
 mod clients;
 mod damage;
+mod draining;
 mod drives;
 mod elsewhere;
 mod endpoint;

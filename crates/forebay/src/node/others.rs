@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use admin::{
-    AdminError, Answered, Api, ClientInfo, CreateToken, NewToken, NodeCheck, NodeInfo, NodesControl,
-    SetMaintenance, StopCheck, TokenInfo, TokenRights,
+    AdminError, Answered, Api, ClientInfo, CreateToken, DrainNode, NewToken, NodeCheck, NodeDrain, NodeInfo,
+    NodesControl, SetMaintenance, StopCheck, TokenInfo, TokenRights,
 };
 use anyhow::{Context, Result, bail};
 use base::NodeId;
@@ -526,6 +526,10 @@ impl NodesControl for Node {
 
     fn check(&self, id: u32, what: CheckParts) -> BoxFuture<'_, Result<NodeCheck, AdminError>> {
         Box::pin(self.check_now(id, what))
+    }
+
+    fn drain_node(&self, id: u32, request: DrainNode) -> BoxFuture<'_, Result<NodeDrain, AdminError>> {
+        Box::pin(self.drain_node_now(id, request))
     }
 
     fn set_maintenance(

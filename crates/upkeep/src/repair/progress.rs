@@ -10,6 +10,8 @@ use super::Kind;
 
 /// The shortest time over which a rate is measured.
 const RATE_NS: u64 = 1_000_000_000;
+/// Of each new rate, one part in this many counts: what is left is told from the last ten seconds or so.
+const SMOOTHING: u64 = 8;
 
 /// The progress of a repairer since its start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -26,7 +28,7 @@ pub struct RepairStat {
     pub rebuild_left_bytes: u64,
     /// Shards that reads found damaged or missing and that were restored.
     pub healed_shards: u64,
-    /// Bytes per second while repair is at work; 0 when it is idle.
+    /// Bytes per second while repair is at work, smoothed over some ten seconds; 0 when it is idle.
     pub bytes_per_s: u64,
     /// Extents with fewer shards left than a read needs.
     pub lost_extents: u64,
@@ -78,8 +80,12 @@ impl Progress {
         let since_ns = *state.rate_since_ns.get_or_insert(now);
         let elapsed = now.saturating_sub(since_ns);
         if elapsed >= RATE_NS {
-            state.stat.bytes_per_s =
-                (u128::from(state.rate_bytes) * 1_000_000_000 / u128::from(elapsed)) as u64;
+            let rate = (u128::from(state.rate_bytes) * 1_000_000_000 / u128::from(elapsed)) as u64;
+            let before = state.stat.bytes_per_s;
+            state.stat.bytes_per_s = match before {
+                0 => rate,
+                _ => (before.saturating_mul(SMOOTHING - 1).saturating_add(rate)) / SMOOTHING,
+            };
             (state.rate_since_ns, state.rate_bytes) = (Some(now), 0);
         }
     }
@@ -116,5 +122,34 @@ impl Progress {
     pub(super) fn stat(&self) -> RepairStat {
         let state = self.lock();
         RepairStat { lost_extents: state.stat.lost_extents + state.lost_owed, ..state.stat }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base::env::sim::Sim;
+
+    use super::*;
+
+    #[test]
+    fn a_rate_is_that_of_some_seconds_and_ends_with_the_work() {
+        let sim = Sim::new(1);
+        let progress = Progress::new(sim.env());
+        let work = |seconds: u64, bytes: u64| {
+            for _ in 0..seconds {
+                progress.stored(Kind::Missing, bytes);
+                sim.clock.advance_ns(RATE_NS);
+            }
+            progress.stat().bytes_per_s
+        };
+        work(2, 100);
+        assert!((90..=200).contains(&work(20, 100)));
+        let steady = work(20, 100);
+        assert!((99..=101).contains(&steady), "{steady}");
+        let after_a_gap = work(2, 0);
+        assert!((70..=steady).contains(&after_a_gap), "a moment without work changes little: {after_a_gap}");
+        assert!(work(60, 400) > 390);
+        progress.idle();
+        assert_eq!(progress.stat().bytes_per_s, 0);
     }
 }

@@ -120,6 +120,20 @@ pub(crate) enum NodeCommand {
         #[arg(long)]
         json: bool,
     },
+    /// Move everything off the drives of a node, in the background, so that it can be removed. Reads use the drives until they are empty.
+    #[command(after_help = DRAIN_HELP)]
+    Drain {
+        /// The directory of any node.
+        dir: PathBuf,
+        /// The number of the node.
+        id: u32,
+        /// Only say what would move.
+        #[arg(long)]
+        dry_run: bool,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
     /// Say what would stop if a node were stopped now: data that could not be read or written, metadata without a majority. Fails if
     /// something would.
     #[command(
@@ -169,6 +183,13 @@ pub(crate) enum NodeCommand {
         json: bool,
     },
 }
+
+const DRAIN_HELP: &str = "Refused if other drives cannot take everything: too few for a profile, or too little room. `forebay drive list` shows the
+drives as `leaving` and then as `out`, `forebay status` what is left, with rate and remaining time.
+
+Example:
+  forebay node drain /srv/forebay 2 --dry-run
+  forebay node drain /srv/forebay 2      and when its drives are out: forebay node remove /srv/forebay 2";
 
 const ENDPOINTS_HELP: &str = "Any request may go to any endpoint. A load balancer asks each for /ready.
 

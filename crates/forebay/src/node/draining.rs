@@ -1,0 +1,98 @@
+//! A node whose drives are emptied, so that it can be removed.
+
+use admin::{AdminError, DrainNode, NodeDrain};
+use base::{DriveId, NodeId};
+use control::Plan;
+use layout::DriveState;
+
+use super::management::failed;
+use super::{Node, State};
+
+/// Of the free space of others, in percent, so much may be taken.
+const ROOM_PERCENT: u64 = 90;
+
+impl Node {
+    pub(super) async fn drain_node_now(
+        &self,
+        id: u32,
+        DrainNode { dry_run }: DrainNode,
+    ) -> Result<NodeDrain, AdminError> {
+        let node = NodeId(id);
+        let _one_at_a_time = self.drives_lock.lock().await;
+        self.tell().await;
+        let (drain, seen) = {
+            let state = self.state.lock().await;
+            (self.plan_drain(&state, node)?, state.seen())
+        };
+        if dry_run {
+            return Ok(drain);
+        }
+        let decide = |plan: &mut Plan| match plan.drain(node, &seen) {
+            0 => Ok(()),
+            bound => Err(no_other_drive(node, bound).into()),
+        };
+        self.plan(decide).await.map_err(failed)?;
+        tracing::warn!(%node, drives = drain.drives.len(), "a node is being emptied");
+        for drive in &drain.drives {
+            self.note_problem(DriveId(*drive), "being emptied").await;
+        }
+        self.tell().await;
+        Ok(drain)
+    }
+
+    /// What would move where, if that can be done.
+    fn plan_drain(&self, state: &State, node: NodeId) -> Result<NodeDrain, AdminError> {
+        let record = state.cluster.nodes.get(&node).ok_or_else(|| {
+            AdminError::not_found(format!("no such node: id={node} (see `forebay node list`)"))
+        })?;
+        let here: Vec<_> = state.drives.values().filter(|entry| entry.record.node == node).collect();
+        let used: Vec<_> = here.iter().filter(|entry| !entry.record.is_given_up()).collect();
+        if used.is_empty() {
+            let leaving = here.iter().any(|entry| entry.record.state == DriveState::Leaving);
+            return Err(AdminError::conflict(match leaving {
+                true => format!("node {node} is being emptied already (see `forebay drive list`)"),
+                false => format!("node {node} has no drives in use: `forebay node remove` takes it out"),
+            }));
+        }
+        if let Some(silent) = used.iter().find(|entry| !entry.is_readable()) {
+            return Err(AdminError::conflict(format!(
+                "drive {} of node {node} does not answer, so that it cannot be emptied: wait for it, or rebuild what it had \
+                 (forebay drive remove)",
+                silent.record.id
+            )));
+        }
+        let bound = state.cluster.bound_to(node, &state.seen());
+        if bound > 0 {
+            return Err(no_other_drive(node, bound));
+        }
+        let live = used.iter().filter_map(|entry| Some(entry.stat_if_readable()?.live_bytes));
+        let move_bytes: u64 = live.sum();
+        let others = state.drives.values().filter(|entry| {
+            entry.record.node != node && entry.record.state == DriveState::Up && entry.is_readable()
+        });
+        let free_bytes: u64 = others.filter_map(|entry| Some(entry.stat_if_readable()?.free_bytes)).sum();
+        if move_bytes > free_bytes / 100 * ROOM_PERCENT {
+            return Err(AdminError::conflict(format!(
+                "node {node} has {} to move, and the drives of others have {} free: add drives first (forebay drive add)",
+                base::units::format_size(move_bytes),
+                base::units::format_size(free_bytes)
+            )));
+        }
+        Ok(NodeDrain {
+            node: node.0,
+            name: record.name.clone(),
+            drives: used.iter().map(|entry| entry.record.id.0).collect(),
+            move_bytes,
+            free_bytes,
+            eta_s: move_bytes.div_ceil(self.pace.bytes_per_s()),
+            owner: node == self.here(),
+        })
+    }
+}
+
+fn no_other_drive(node: NodeId, bound: usize) -> AdminError {
+    AdminError::conflict(format!(
+        "node {node} cannot be emptied: {bound} placement groups have no other drive to go to; add drives at other nodes (forebay drive \
+         add), or choose a profile that needs fewer (forebay fs set --profile)"
+    ))
+}
