@@ -144,15 +144,18 @@ killed() {
         sync_files "$dir/mnt/tree"
         cp -a "$dir/mnt/tree" "$WORK/killed-$round"
         pid=$(node_pid k)
+        rm -f "$WORK/looks"
         case $round in
             0) kill_with "$pid" "$dir/log-move.json" & ;;
             1) kill_with "$pid" "$dir/identity/membership.json" & ;;
             # The steps themselves take some hundredths of a second, the start after them longer.
-            *) (sleep "0.$((5 + RANDOM % 2 * RANDOM % 5))$((RANDOM % 10))$((RANDOM % 10))" && kill -KILL "$pid") & ;;
+            *)
+                touch "$WORK/looks"
+                (sleep "0.$((RANDOM % 2 * RANDOM % 5))$((RANDOM % 10))$((RANDOM % 10))" && kill -KILL "$pid") &
+                ;;
         esac
         killing=$!
-        # It looks already.
-        sleep 0.5
+        wait_until 30 test -e "$WORK/looks"
         on 1 timeout 60 "$FOREBAY" log move "$dir" "$ENGINE?prefix=killed-$round" </dev/null &
         asking=$!
         wait "$killing"
@@ -187,10 +190,11 @@ killed() {
 # Kills a process as soon as a file is there: the one that a move begins with, and the one that decides it.
 kill_with() {
     python3 -c 'import os, sys, time
+open(sys.argv[3], "w").close()
 end = time.monotonic() + 30
 while not os.path.exists(sys.argv[2]):
     if time.monotonic() > end: sys.exit("no such file")
-os.kill(int(sys.argv[1]), 9)' "$1" "$2"
+os.kill(int(sys.argv[1]), 9)' "$1" "$2" "$WORK/looks"
 }
 log_shown() { on 1 timeout 30 "$FOREBAY" log show "$1" --json | jq -er .at; }
 

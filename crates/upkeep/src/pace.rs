@@ -103,6 +103,9 @@ impl Pace {
     /// Changes that limit.
     pub fn set_keep_p99_below_us(&self, limit_us: u64) {
         self.keep_p99_below_us.store(limit_us, Ordering::Relaxed);
+        if limit_us == 0 {
+            self.share.store(SHARE_ALL, Ordering::Relaxed);
+        }
     }
 
     /// What it was at the last look, in microseconds; 0: there were no users.
@@ -250,6 +253,7 @@ mod tests {
         assert_eq!((pace.held_to_bytes_per_s(), pace.p99_us()), (None, 0));
         look(1000, 500);
         pace.set_keep_p99_below_us(0);
+        assert_eq!(pace.held_to_bytes_per_s(), None);
         assert_eq!(look(1000, 5000), None, "no limit");
     }
 

@@ -9,9 +9,9 @@ use base::env::{Env, spawn_thread};
 use sim::{Scenario, run};
 
 /// Seeds of every test run, besides [`FOUND`] and those of the day.
-const SEEDS: Range<u64> = 1..61;
+const SEEDS: Range<u64> = 1..41;
 /// Number of seeds of the day.
-const FRESH: u64 = 100;
+const FRESH: u64 = 80;
 
 /// Seeds that once found an error, see docs/develop/simulation.md.
 const FOUND: [u64; 25] = [

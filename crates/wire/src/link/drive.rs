@@ -12,11 +12,15 @@ use crate::drive::{
     DeleteShards, DriveFailed, DriveHealth, DriveService, DriveStat, GetShard, GetShardError, PutShard,
     PutShardError, ScrubStep, ShardBlocks, ShardEntry, ShardKey,
 };
-use crate::message::{DriveReply, DriveRequest};
+use crate::message::{DriveReply, DriveRequest, Refusal};
 use crate::position::{KnownLedger, Position};
 
 /// How long a request waits for its answer.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// How often a process is asked that tells of a drive and then says that it does not have it.
+const ATTEMPTS: u32 = 5;
+/// How often it is looked whether that has changed.
+const LOOK: Duration = Duration::from_millis(20);
 
 /// A drive at a peer. Its health and figures are the last that the peer told; they come each second.
 pub struct RemoteDrive {
@@ -49,17 +53,44 @@ impl RemoteDrive {
             _ => None,
         };
         let grant = named.and_then(|key| self.peer.proofs().of_extent(key.ledger, key.extent));
-        let asked = self.peer.ask_drive(self.id, &request, grant, PATIENCE);
-        // A machine that is not reached does not answer soon. What was sent may be executed all the same.
-        let answer = tokio::select! {
-            biased;
-            answer = asked => answer,
-            () = self.gone() => Err(CallError::NoAnswer),
+        let mut attempts = 0;
+        let answer = loop {
+            let asked = self.peer.ask_drive(self.id, &request, grant.clone(), PATIENCE);
+            // A machine that is not reached does not answer soon. What was sent may be executed all the same.
+            let answer = tokio::select! {
+                biased;
+                answer = asked => answer,
+                () = self.gone() => Err(CallError::NoAnswer),
+            };
+            attempts += 1;
+            let is_refused = matches!(answer, Err(CallError::Refused(Refusal::Elsewhere)));
+            if !(is_refused && attempts < ATTEMPTS && self.is_told_again().await) {
+                break answer;
+            }
         };
         answer.map_err(|error| {
             tracing::debug!(drive = %self.id, %error, "no answer of a drive");
             self.failed()
         })
+    }
+
+    /// The process said that it does not have the drive. It may be about to end, and says so to requests that came before its
+    /// connections end; or it has just begun, and is about to open the drive. Waits until one of that shows, so that nobody takes the
+    /// drive for failed, or for a moment. Returns whether the process has told the state of the drive since.
+    async fn is_told_again(&self) -> bool {
+        let contact = self.peer.contact();
+        let before = *contact.borrow();
+        let told = || self.peer.fact(self.id).map(|(told_ns, _)| told_ns);
+        let told_before = told();
+        let shows = async {
+            while *contact.borrow() == before && told() == told_before {
+                tokio::time::sleep(LOOK).await;
+            }
+        };
+        if before.is_there {
+            let _ = tokio::time::timeout(2 * PING, shows).await;
+        }
+        told() != told_before
     }
 
     /// Waits until the drive is not reached any more.

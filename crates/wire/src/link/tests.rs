@@ -569,6 +569,35 @@ fn a_peer_out_of_reach_makes_its_drives_unreachable_and_not_failed() {
 }
 
 #[test]
+fn a_drive_of_a_process_that_is_about_to_end_counts_as_away_and_not_as_failed() {
+    run(async {
+        let pair = Pair::new();
+        let drive = RemoteDrive::new(&pair.peer, DRIVE).await;
+        drive.put(put(1, 1)).await.unwrap();
+        let before = pair.peer.contact().borrow().losses;
+        pair.server.lock().unwrap().set_services(Services::default());
+        let getting = tokio::spawn(async move { drive.put(put(2, 1)).await });
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        assert!(!getting.is_finished(), "its connection is still there");
+        pair.closed.store(true, Ordering::SeqCst);
+        pair.break_all.notify_waiters();
+        assert!(getting.await.unwrap().is_err());
+        assert!(pair.peer.contact().borrow().losses > before);
+        // A process that goes on without the drive says so soon.
+        let pair = Pair::new();
+        let drive = RemoteDrive::new(&pair.peer, DRIVE).await;
+        pair.server.lock().unwrap().set_services(Services::default());
+        assert!(drive.put(put(3, 1)).await.is_err());
+        assert!(pair.peer.contact().borrow().is_there);
+        // One that has begun and is about to open the drive is asked again.
+        let putting = tokio::spawn(async move { drive.put(put(4, 1)).await });
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        pair.server.lock().unwrap().set_services(services(&pair.owner, 1));
+        putting.await.unwrap().unwrap();
+    });
+}
+
+#[test]
 fn a_ledger_that_is_opened_anew_ends_its_remote_owners() {
     run(async {
         let pair = Pair::new();
