@@ -9,7 +9,7 @@ use drive::ReadBench;
 use wire::cluster::Finding;
 
 use super::{per_second, problem, shown, unknown, warning, well};
-use crate::node::{LocalDrives, NodeDir};
+use crate::node::{LocalDrives, NodeDir, read_proc};
 
 /// How long large and small reads of a drive are measured, and of all at once; less if there are many.
 const LARGE: Duration = Duration::from_millis(400);
@@ -31,7 +31,7 @@ pub(super) fn look(env: &Env, dir: &NodeDir) -> (Vec<Finding>, Option<u64>) {
     let mut findings = Vec::new();
     let mut measured = Vec::new();
     for path in paths {
-        findings.extend(link(env, &path));
+        findings.extend(link(&path));
         match alone(env, &path, large, small) {
             Ok(Some((bench, alone, latency))) => measured.push((path, bench, alone, latency)),
             Ok(None) => findings.push(unknown(
@@ -111,17 +111,16 @@ fn all_at_once(together: u64, alone: &[u64]) -> Finding {
 }
 
 /// The width of the PCIe link of a device, if it is narrower than it could be.
-fn link(env: &Env, path: &Path) -> Option<Finding> {
+fn link(path: &Path) -> Option<Finding> {
     let device = std::path::absolute(path).ok()?;
     let name = device.file_name()?.to_str()?.to_owned();
     // The device may be a partition.
     let of = |name: &str| PathBuf::from(format!("/sys/class/block/{name}/device/device"));
     let whole = name.rsplit_once('p').map_or(name.as_str(), |(whole, _)| whole).to_owned();
     let width = |file: &str| {
-        [&name, &whole].into_iter().find_map(|name| {
-            let content = env.files.read(&of(name).join(file)).ok()?;
-            String::from_utf8(content).ok()?.trim().parse::<u32>().ok()
-        })
+        [&name, &whole]
+            .into_iter()
+            .find_map(|name| read_proc(&of(name).join(file)).ok()?.trim().parse::<u32>().ok())
     };
     let (now, most) = (width("current_link_width")?, width("max_link_width")?);
     (device.starts_with("/dev") && now < most).then(|| {

@@ -11,7 +11,7 @@ use rustix::process::{Resource, getrlimit};
 use wire::cluster::Finding;
 
 use super::{median, problem, shown, unknown, warning, well};
-use crate::node::NodeDir;
+use crate::node::{NodeDir, read_proc};
 
 /// With less memory, a node has not more than the least budget.
 const MEMORY_BYTES: u64 = 2 * GIB;
@@ -26,9 +26,9 @@ const SYNCS_NS: u64 = 2_000_000_000;
 const SYNC_SLOW: Duration = Duration::from_millis(5);
 
 pub(super) fn look(env: &Env, dir: &NodeDir) -> Vec<Finding> {
-    let processor = text(env, "/proc/cpuinfo");
-    let memory = text(env, "/proc/meminfo");
-    let governor = text(env, "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor");
+    let processor = text("/proc/cpuinfo");
+    let memory = text("/proc/meminfo");
+    let governor = text("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor");
     let all = [
         Some(kernel()),
         Some(fuse()),
@@ -45,9 +45,8 @@ pub(super) fn look(env: &Env, dir: &NodeDir) -> Vec<Finding> {
 }
 
 /// A file of the kernel; empty if it is not there.
-fn text(env: &Env, path: &str) -> String {
-    let content = env.files.read(Path::new(path)).unwrap_or_default();
-    String::from_utf8_lossy(&content).into_owned()
+fn text(path: &str) -> String {
+    read_proc(Path::new(path)).unwrap_or_default()
 }
 
 fn kernel() -> Finding {
@@ -274,6 +273,16 @@ mod tests {
         assert_eq!(grade(&memory(1 << 20, 0)), Grade::Warning);
         assert_eq!(grade(&memory(4 << 20, 2 << 20)), Grade::Warning);
         assert_eq!(grade(&memory_of("")), Grade::Unknown);
+    }
+
+    #[test]
+    fn the_kernel_tells_what_there_is() {
+        let root = tempfile::tempdir().unwrap();
+        let found = look(&Env::real(), &NodeDir::new(root.path()));
+        let of = |code: &str| found.iter().find(|finding| finding.code == code).unwrap();
+        assert_ne!(of("memory").grade, Grade::Unknown, "{found:?}");
+        assert!(!cfg!(target_arch = "x86_64") || of("cpu").grade != Grade::Unknown, "{found:?}");
+        assert!(found.iter().all(|finding| grade(finding) < Grade::Problem), "{found:?}");
     }
 
     #[test]
