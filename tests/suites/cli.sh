@@ -293,7 +293,7 @@ held_back() {
     users=$!
     least=$((64 * 1024 * 1024 / 8))
     wait_until 60 held_to ". != null and . >= $least - 1048576 and . <= $least"
-    "$FOREBAY" status "$RUNNING" | grep 'held back when that is more than 0.1 ms, now to'
+    "$FOREBAY" status "$RUNNING" | grep 'held back when that is more than 100 us, now to'
     "$FOREBAY" upkeep "$RUNNING" --keep-p99-below none --json | jq -e '.held_to_bytes_per_s == null'
     kill "$users"
     wait "$users" || true

@@ -91,7 +91,7 @@ impl ReadBench {
         }
     }
 
-    /// A random place with so many bytes of content.
+    /// The offset of a random run of `bytes` bytes that are no hole.
     fn place(&self, bytes: u64) -> u64 {
         let places: u64 = self.runs.iter().map(|(_, len)| len / bytes).sum();
         let mut place = self.env.random.next_u64() % places;

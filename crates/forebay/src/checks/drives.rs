@@ -11,11 +11,12 @@ use wire::cluster::Finding;
 use super::{per_second, problem, shown, unknown, warning, well};
 use crate::node::{LocalDrives, NodeDir, read_proc};
 
-/// How long large and small reads of a drive are measured, and of all at once; less if there are many.
+/// How long large and small reads of a drive are measured, and of all at once; less if there are many. All large reads and all
+/// small ones take at most so long together.
 const LARGE: Duration = Duration::from_millis(400);
 const SMALL: Duration = Duration::from_millis(200);
 const TOGETHER: Duration = Duration::from_millis(800);
-const ALL: Duration = Duration::from_secs(20);
+const ALL: Duration = Duration::from_secs(8);
 /// A drive this much slower than the median of all is named, in percent; and drives that are this slow together.
 const SLOW_PERCENT: u64 = 50;
 const TOGETHER_PERCENT: u64 = 60;

@@ -16,6 +16,8 @@ use crate::engine::{Engine, EngineAddress};
 use crate::identity::IdentityFiles;
 use crate::node::NodeDir;
 
+/// How long disks may take: longer than all that is measured there.
+const DISK_PATIENCE: Duration = Duration::from_secs(20);
 /// How long the engine may take to answer.
 const ENGINE_PATIENCE: Duration = Duration::from_secs(5);
 const ENGINE_LOOKS: usize = 11;
@@ -36,11 +38,13 @@ pub(crate) async fn look(
     parts: CheckParts,
     ways: Option<Ways<'_>>,
 ) -> Vec<Finding> {
-    let mut findings = in_background(env, dir, machine::look).await;
+    let machine = in_background(env, dir, machine::look).await;
+    let mut findings = machine.unwrap_or_else(|| vec![hangs("machine", "the disk of the node's directory")]);
     findings.extend(engine(env, dir).await);
     let mut drives = None;
     if parts.drives {
-        let (found, bytes_per_s) = in_background(env, dir, drives::look).await;
+        let looked = in_background(env, dir, drives::look).await;
+        let (found, bytes_per_s) = looked.unwrap_or_else(|| (vec![hangs("drives", "a drive")], None));
         findings.extend(found);
         drives = bytes_per_s;
     }
@@ -50,14 +54,24 @@ pub(crate) async fn look(
     findings
 }
 
-/// Runs what waits for disks.
-async fn in_background<T: Default + Send + 'static>(
+/// Runs what waits for disks. `None`: it does not end, and goes on in the background.
+async fn in_background<T: Send + 'static>(
     env: &Env,
     dir: &NodeDir,
     work: impl FnOnce(&Env, &NodeDir) -> T + Send + 'static,
-) -> T {
+) -> Option<T> {
     let (env, dir) = (env.clone(), dir.clone());
-    tokio::task::spawn_blocking(move || work(&env, &dir)).await.unwrap_or_default()
+    let working = tokio::task::spawn_blocking(move || work(&env, &dir));
+    tokio::time::timeout(DISK_PATIENCE, working).await.ok()?.ok()
+}
+
+fn hangs(code: &str, what: &str) -> Finding {
+    problem(
+        code,
+        format!("{what} does not answer within {} s", DISK_PATIENCE.as_secs()),
+        "what needs it waits as long",
+        "look at the device and its cable (dmesg), and which process hangs there (ps -e -o stat,wchan,comm)",
+    )
 }
 
 fn well(code: &str, found: impl Into<String>) -> Finding {
@@ -83,7 +97,7 @@ fn per_second(bytes: u64) -> String {
 }
 
 /// Milliseconds with one digit behind the point, or microseconds.
-fn shown(time: Duration) -> String {
+pub(crate) fn shown(time: Duration) -> String {
     match time.as_micros() {
         micros if micros < 1000 => format!("{micros} us"),
         micros => format!("{}.{} ms", micros / 1000, micros % 1000 / 100),

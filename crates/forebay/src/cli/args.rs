@@ -269,7 +269,7 @@ pub(crate) enum Command {
         #[arg(long, value_name = "SIZE", value_parser = size)]
         rate: Option<u64>,
         /// Hold background work back, to an eighth of its rate at least, while 99 of 100 requests of users take longer than this at
-        /// any drive: 20ms, 1s, none. Work on data that no further loss may touch is not held back.
+        /// any drive: 20ms, 1s, none. Repair of data that one more loss would lose is not held back.
         #[arg(long, value_name = "TIME", value_parser = microseconds)]
         keep_p99_below: Option<Microseconds>,
         /// Print JSON.

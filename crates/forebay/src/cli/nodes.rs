@@ -1,6 +1,7 @@
 //! `join`, `node` and `token`.
 
 use std::path::Path;
+use std::time::Duration;
 
 use admin::{
     AddDrive, ClientInfo, CreateToken, DrainNode, DriveInfo, NodeDrain, NodeInfo, SetMaintenance, TokenInfo,
@@ -15,6 +16,7 @@ use wire::rights::Squash;
 use super::args::{ClientCommand, Domain, JoinArgs, NodeCommand, Role, RoleArgs, S3Command, TokenCommand};
 use super::output::{Format, bytes, print, table};
 use super::{absolute, ask, env, of_cluster, picture, run_here, start, status_with_drives};
+use crate::checks::shown;
 use crate::guest::Guest;
 use crate::member::{JoinOptions, join as join_cluster};
 use crate::node::{NodeDir, is_locked};
@@ -212,7 +214,8 @@ fn node_table(nodes: &[NodeInfo]) -> Table {
             node.drives.to_string(),
             bytes(node.capacity_bytes),
             or_none(node.version.as_deref().unwrap_or_default()),
-            node.latency_us.map_or_else(|| "-".to_owned(), |latency_us| format!("{latency_us} us")),
+            node.latency_us
+                .map_or_else(|| "-".to_owned(), |latency_us| shown(Duration::from_micros(latency_us))),
             node.clock_ahead_ms.map_or_else(|| "-".to_owned(), |ahead_ms| format!("{ahead_ms:+} ms")),
             or_none(&node.addresses.join(" ")),
             if node.owner { "owns the metadata" } else { "" }.to_owned(),

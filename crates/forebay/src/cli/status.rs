@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use admin::{DriveInfo, FilesystemInfo, LogInfo, NodeStatus, SetUpkeep, UpkeepInfo};
 use anyhow::Result;
@@ -11,6 +12,7 @@ use super::ask;
 use super::drives::drive_table;
 use super::filesystems::filesystem_table;
 use super::output::{Format, bytes, print};
+use crate::checks::shown;
 
 /// Exit status if some data cannot be read for good.
 const DAMAGED: u8 = 3;
@@ -42,14 +44,14 @@ pub(super) fn upkeep(dir: &Path, request: SetUpkeep, format: Format) -> Result<(
 
 /// What users wait for, and what background work is held back to for them.
 fn held_back(info: &UpkeepInfo) -> String {
-    let ms = |us: u64| format!("{}.{} ms", us / 1000, us % 1000 / 100);
+    let time = |us: u64| shown(Duration::from_micros(us));
     let users = match info.p99_us {
         0 => String::new(),
-        p99_us => format!("; 99 of 100 requests of users take at most {}", ms(p99_us)),
+        p99_us => format!("; 99 of 100 requests of users take at most {}", time(p99_us)),
     };
     let limit = match info.keep_p99_below_us {
         0 => "; it is not held back for users".to_owned(),
-        limit_us => format!("; held back when that is more than {}", ms(limit_us)),
+        limit_us => format!("; held back when that is more than {}", time(limit_us)),
     };
     let held = info.held_to_bytes_per_s.map_or(String::new(), |held| format!(", now to {}/s", bytes(held)));
     users + &limit + &held

@@ -71,7 +71,7 @@ impl Work {
         }
     }
 
-    /// Restores all shards that are missing in these groups, of each of which so many positions cannot be read.
+    /// Restores all shards that are missing in these groups. `exposed` positions of each group cannot be read.
     async fn sweep(&mut self, groups: &HashSet<PgId>, exposed: u8) -> Result<Swept, FsError> {
         let (mut swept, mut after) = (Swept::default(), None);
         loop {
