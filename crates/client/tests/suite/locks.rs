@@ -10,7 +10,7 @@ use wire::meta::{MetaRequest, MetaService};
 
 use crate::common::{World, create, run, until};
 
-fn range(ino: Ino, owner: u64, exclusive: bool, start: u64, last: u64) -> FileLock {
+pub fn range(ino: Ino, owner: u64, exclusive: bool, start: u64, last: u64) -> FileLock {
     FileLock { ino, owner, space: LockSpace::Range, exclusive, start, last, pid: 77 }
 }
 

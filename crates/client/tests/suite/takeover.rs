@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use crate::common::{World, create, find, pattern, read_all, run};
+use crate::common::{Fault, World, create, find, pattern, read_all, run};
+use crate::locks::range;
 use base::{FsError, Ino};
 use client::OpenIntent;
 use tokio::sync::watch;
@@ -55,6 +56,33 @@ fn clients_go_on_under_the_next_owner_and_nothing_is_lost() {
         one.fsync(unnamed).await.unwrap();
         let bytes = read_all(&one, unnamed).await.unwrap();
         assert!(bytes[..70_000] == pattern(1, 70_000) && bytes[100_000..] == pattern(2, 5000));
+        owner.stop();
+    });
+}
+
+#[test]
+fn what_waits_at_an_owner_that_stops_goes_on_at_the_next() {
+    run("2+1", |world: Arc<World>| async move {
+        let (publish, seat) = watch::channel(world.owner.clone() as Arc<dyn MetaService>);
+        let (one, two) = (world.client_of(seat.clone()).await, world.client_of(seat).await);
+        let (file, locked) = (create(&one, "file").await, create(&one, "locked").await);
+        let lock = move |owner| range(locked, owner, true, 0, 9);
+        one.lock(lock(1), false).await.unwrap();
+        // It is not written out, so that its lease stays.
+        world.drives.iter().for_each(|drive| drive.set(Fault::Storing));
+        one.write(file, 0, &pattern(1, 70_000)).await.unwrap();
+        let (reader, locker) = (two.clone(), two.clone());
+        let reading = tokio::spawn(async move { read_all(&reader, file).await });
+        let locking = tokio::spawn(async move { locker.lock(lock(2), true).await });
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        assert!(!reading.is_finished() && !locking.is_finished());
+        let (next, earlier) = (world.clone(), world.owner.clone());
+        let owner = tokio::task::spawn_blocking(move || next.take_over(&earlier)).await.unwrap();
+        world.drives.iter().for_each(|drive| drive.set(Fault::None));
+        publish.send_replace(owner.clone());
+        one.unlock(lock(1)).await.unwrap();
+        assert!(reading.await.unwrap().unwrap() == pattern(1, 70_000));
+        locking.await.unwrap().unwrap();
         owner.stop();
     });
 }

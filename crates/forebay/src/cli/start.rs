@@ -28,7 +28,9 @@ use crate::guest::Guest;
 use crate::identity::{IdentityFiles, OWNER};
 use crate::log::{Log, Sink};
 use crate::member::Member;
-use crate::node::{Mounts, Node, NodeDir, StartOptions, found, is_locked, last_pid, read_node_file};
+use crate::node::{
+    Mounts, Node, NodeDir, StartOptions, found, is_locked, last_pid, read_node_file, read_proc,
+};
 use crate::watchdog::Watchdog;
 
 /// How long `stop` waits for the process to end.
@@ -37,6 +39,10 @@ const STOP_DEADLINE: Duration = Duration::from_secs(30);
 const SHUTDOWN_DEADLINE: Duration = Duration::from_secs(25);
 /// Time after that before the process is ended by force.
 const FORCE_AFTER: Duration = Duration::from_secs(1);
+/// How long a process may take until it handles signals.
+const CATCH_PATIENCE: Duration = Duration::from_secs(5);
+/// How often `stop` asks.
+const ASK_AGAIN: Duration = Duration::from_millis(250);
 /// How often `stop` looks for the lock of the node, and the pause.
 const LOCK_LOOKS: u32 = 6;
 const LOCK_LOOK: Duration = Duration::from_millis(50);
@@ -211,7 +217,7 @@ fn serve(dir: &NodeDir, args: StartArgs) -> Result<()> {
     log.flush();
     match result? {
         Ended::Stopped => Ok(()),
-        Ended::Anew(asked) => Err(begin_anew(asked)),
+        Ended::Anew(asked) => Err(begin_anew(&asked)),
     }
 }
 
@@ -220,7 +226,7 @@ enum Ended {
     Stopped,
     /// This node does not own the ledgers any more that it owned, or their logs have moved. It may have been asked to stop in the
     /// meantime.
-    Anew(Option<Mounts>),
+    Anew(watch::Receiver<Option<Mounts>>),
 }
 
 /// Set for a process that begins anew: nobody reads its standard output. The value says whether it was asked to stop.
@@ -229,7 +235,8 @@ const ANEW_VALUES: [(Option<Mounts>, &str); 3] =
     [(None, "serve"), (Some(Mounts::Unmount), "unmount"), (Some(Mounts::Keep), "keep")];
 
 /// Replaces this process by a new one with the same arguments. Mounts are in processes of their own. Returns if that fails.
-fn begin_anew(asked: Option<Mounts>) -> anyhow::Error {
+fn begin_anew(asked: &watch::Receiver<Option<Mounts>>) -> anyhow::Error {
+    let asked = *asked.borrow();
     let value = ANEW_VALUES.iter().find(|(mounts, _)| *mounts == asked).map_or("serve", |(_, value)| value);
     let again = || -> Result<std::convert::Infallible> {
         // Also if an upgrade has replaced the file since.
@@ -334,7 +341,7 @@ fn run(dir: &NodeDir, args: &StartArgs) -> Result<Ended> {
                 () = node.must_begin_anew() => {
                     node.before_anew().await;
                     tracing::warn!("the process begins anew");
-                    return Ok(Ended::Anew(*later.borrow()));
+                    return Ok(Ended::Anew(later));
                 }
             },
         };
@@ -414,10 +421,9 @@ pub(super) fn stop(dir: &Path, keep_mounts: bool) -> Result<()> {
         bail!("no node runs in {root}");
     };
     let signal = if keep_mounts { Signal::USR1 } else { Signal::TERM };
-    pidfd_send_signal(&node, signal).context("cannot signal the node")?;
     // The lock is free a moment before the last of the node's files is closed. After the end of the process nothing
     // holds the filesystem below it.
-    if !ends_within(&node, STOP_DEADLINE)? {
+    if !ends_when_asked(&node, pid.unwrap_or_default(), signal)? {
         bail!("node has not stopped after {STOP_DEADLINE:?}: see {}", dir.log_file().display());
     }
     if let Ok(error) = env().files.read(&dir.stop_error()) {
@@ -444,6 +450,36 @@ fn is_locked_soon(dir: &NodeDir) -> bool {
     })
 }
 
+/// Asks a process to end, and waits until it has. It is asked again and again: a process that begins anew may have taken a signal
+/// just before, and not know of it after.
+fn ends_when_asked(process: &OwnedFd, pid: u32, signal: Signal) -> Result<bool> {
+    let clock = env().clock;
+    let started = clock.boot_ns();
+    let waited = || Duration::from_nanos(clock.boot_ns() - started);
+    while waited() < STOP_DEADLINE {
+        // A process that has just begun would die of the signal, and leave its mounts.
+        if catches(pid, signal) || waited() > CATCH_PATIENCE {
+            match pidfd_send_signal(process, signal) {
+                Ok(()) => {}
+                Err(Errno::SRCH) => return Ok(true),
+                Err(error) => return Err(error).context("cannot signal the node"),
+            }
+        }
+        if ends_within(process, ASK_AGAIN)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Whether a process has a handler of a signal.
+fn catches(pid: u32, signal: Signal) -> bool {
+    let status = read_proc(Path::new(&format!("/proc/{pid}/status"))).unwrap_or_default();
+    let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+    let mask = caught.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    mask >> (signal.as_raw() - 1) & 1 == 1
+}
+
 /// Waits until the process has ended and all its files are closed.
 fn ends_within(process: &OwnedFd, timeout: Duration) -> Result<bool> {
     let clock = env().clock;
@@ -456,5 +492,20 @@ fn ends_within(process: &OwnedFd, timeout: Duration) -> Result<bool> {
             Err(Errno::INTR) => {}
             Err(error) => return Err(error).context("cannot wait for the end of the node"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A process that takes a signal and forgets it, as one that begins anew, is asked again.
+    #[test]
+    fn a_process_that_forgets_a_signal_ends_at_the_next() {
+        let script = "trap 'n=$((n + 1)); [ $n = 2 ] && exit 7' USR1; while :; do sleep 0.05; done";
+        let mut child = Command::new("bash").args(["-c", script]).spawn().unwrap();
+        let process = running(child.id()).unwrap();
+        assert!(ends_when_asked(&process, child.id(), Signal::USR1).unwrap());
+        assert_eq!(child.wait().unwrap().code(), Some(7), "it died of a signal that it had no handler for");
     }
 }

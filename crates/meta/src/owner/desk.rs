@@ -173,11 +173,12 @@ impl Desk {
         self.pending.extract_if(.., |pending| pending.after <= committed).collect()
     }
 
-    pub(super) fn fail_all(&mut self, error: FsError) {
-        // What is executed may be in the log, and what was not looked at yet may be the repetition of such a request.
-        let unknown = if error == FsError::Unavailable { FsError::Unknown } else { error };
-        self.pending.drain(..).for_each(|pending| pending.fail(unknown));
-        self.backlog.drain(..).for_each(|call| drop(call.reply.send(Err(unknown))));
+    /// Ends the wait of all clients: this owner answers no more, and they ask the next one. What was executed may be in the log, and
+    /// what was not looked at yet may be the repetition of such a request.
+    pub(super) fn fail_all(&mut self) {
+        let error = FsError::Disconnected;
+        self.pending.drain(..).for_each(|pending| pending.fail(error));
+        self.backlog.drain(..).for_each(|call| drop(call.reply.send(Err(error))));
         let waiting = std::mem::take(&mut self.waiting).into_values().flatten();
         waiting.for_each(|(call, _)| drop(call.reply.send(Err(error))));
     }

@@ -625,14 +625,14 @@ impl Shared {
         // The log does not answer: the next owner finds what it took.
         let is_over = self.halted() || !self.tenure.holds(&self.env);
         if desk.abandoned || (desk.stopping && is_over) {
-            desk.fail_all(FsError::Disconnected);
+            desk.fail_all();
             return true;
         }
         let full =
             desk.log_stuck || (desk.store_full && desk.storing.is_none() && desk.core.pending_bytes() == 0);
         if desk.stopping && full && (desk.log_stuck || !(appending || desk.appending)) {
             // The log has all changes that a client takes for durable; the next start continues from there.
-            desk.fail_all(FsError::Unavailable);
+            desk.fail_all();
             return true;
         }
         if !desk.stopping || appending || desk.appending || desk.core.pending_bytes() > 0 {
@@ -642,7 +642,7 @@ impl Shared {
         if desk.storing.is_some() || desk.to_store.is_some() {
             return false;
         }
-        desk.fail_all(FsError::Unavailable);
+        desk.fail_all();
         true
     }
 
@@ -709,7 +709,7 @@ impl Shared {
         self.set_problem(Some(why.to_owned()));
         self.halted.store(true, Ordering::Relaxed);
         desk.storing = None;
-        desk.fail_all(FsError::Disconnected);
+        desk.fail_all();
         self.work.notify_one();
     }
 

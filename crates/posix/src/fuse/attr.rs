@@ -1,5 +1,8 @@
 //! Conversion of attributes and errors between [`client`] and the kernel.
 
+use std::panic::Location;
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use base::FsError;
 use client::{Attr, FileKind};
 use fuse::{Errno, FileAttr, FileType};
@@ -49,8 +52,25 @@ pub(super) fn file_attr(attr: &Attr) -> FileAttr {
     }
 }
 
-/// The one mapping from errors to errno values.
+/// Input and output errors of this process.
+static IO_ERRORS: AtomicU64 = AtomicU64::new(0);
+/// So many of them are logged each by itself.
+const IO_ERRORS_LOGGED: u64 = 100;
+
+/// The one mapping from errors to errno values. An input or output error says nothing of its reason to a program, so the log does.
+#[track_caller]
 pub(super) fn errno(error: FsError) -> Errno {
+    let errno = errno_of(error);
+    if errno == Errno::IO {
+        let count = IO_ERRORS.fetch_add(1, Ordering::Relaxed) + 1;
+        if count <= IO_ERRORS_LOGGED || count.is_power_of_two() {
+            tracing::warn!(%error, at = %Location::caller(), count, "a program gets an input/output error");
+        }
+    }
+    errno
+}
+
+fn errno_of(error: FsError) -> Errno {
     match error {
         FsError::NotFound => Errno::NOENT,
         FsError::Exists => Errno::EXIST,
