@@ -225,7 +225,13 @@ two_die() {
 }
 
 # Each machine looks at itself and at the ways to the others, and says what is wrong with them.
+names() {
+    mkdir "$WORK/1/mnt/names"
+    python3 "$ROOT/tests/posix/names.py" "$LOAD_S" 8 "$WORK/1/mnt/names" "$WORK/2/mnt/names" "$WORK/3/mnt/names"
+}
 look_around() {
+    on 2 "$FOREBAY" upgrade status "$WORK/2" --json | jq -e '.format_level == 1 and .behind == [] and .finalize_to == null and (.nodes | length == 3)'
+    on 3 "$FOREBAY" upgrade finalize "$WORK/3" | grep -q "level 1 are written; there is no newer one"
     local found=$WORK/found
     on 2 "$FOREBAY" check "$WORK/2" --all --json >"$found"
     jq -e 'length == 3 and ([.[].node] == [0, 1, 2]) and all(.[]; ([.findings[] | select(.code == "network")] | length) == 2)' "$found"
@@ -266,6 +272,7 @@ check "bad tokens and places are refused, and say why" bad_tokens
 check "strangers get nothing" strangers
 check "4+2 over three machines survives one of them" spread || exit 1
 check "one namespace on three machines, by S3 too" one_namespace || exit 1
+check "kernels that change names of one directory do not wait for one another" names
 check "S3 at every node, with the same users" s3_everywhere
 check "a machine without drives takes part and is removed" without_drives
 check "drives and addresses of another node change" orders_from_elsewhere

@@ -29,8 +29,8 @@ pub use filesystem_groups::{
 pub use logs::{EngineMemberInfo, LedgerLog, LogControl, LogInfo, LogMove, StandbyInfo};
 pub use metrics::metrics;
 pub use nodes::{
-    ClientInfo, CreateToken, DrainNode, NewToken, NodeCheck, NodeDrain, NodeInfo, NodesControl,
-    SetMaintenance, StopCheck, TokenInfo, TokenRights,
+    ClientInfo, CreateToken, DrainNode, NewToken, NodeCheck, NodeDrain, NodeInfo, NodesControl, ProgramInfo,
+    SetMaintenance, StopCheck, TokenInfo, TokenRights, UpgradeInfo,
 };
 pub use server::{Answer, Answered, Api, ServeError, serve, serve_answers, serve_metrics};
 pub use stores::{BenchStore, SetStore, StoreControl, StoreInfo, StoreValidationInfo, Verify};

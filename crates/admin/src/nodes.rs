@@ -31,6 +31,9 @@ pub struct NodeInfo {
     /// Version of its program, as it told now; as the following, `None` if it does not answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
+    /// The newest format level that it knows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub format_level: Option<u32>,
     /// Seconds since its process began.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uptime_s: Option<u64>,
@@ -152,6 +155,41 @@ pub struct ClientInfo {
     pub read_only: bool,
     /// Which of its users count as nobody.
     pub squash: Squash,
+    /// Version of its program, as it told the owner of the control ledger last; `None`: it was not connected since that owns it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
+}
+
+/// A program of a node or client.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProgramInfo {
+    /// Number of the node or client.
+    pub id: u32,
+    /// Its name.
+    pub name: String,
+    /// Its version, as it told now, or a client last; `None`: it did not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
+    /// The newest format level that it knows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub format_level: Option<u32>,
+}
+
+/// How far an upgrade has come.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UpgradeInfo {
+    /// The format level that all nodes write.
+    pub format_level: u32,
+    /// The newest level that a node knows.
+    pub newest_level: u32,
+    /// The level to which `finalize` raises it now; `None`: there is nothing to raise, or nodes are behind.
+    pub finalize_to: Option<u32>,
+    /// All nodes by number.
+    pub nodes: Vec<ProgramInfo>,
+    /// All clients that are no nodes, by number. They may be older: they write no formats.
+    pub clients: Vec<ProgramInfo>,
+    /// The nodes that know less than `newest_level`, or do not answer.
+    pub behind: Vec<u32>,
 }
 
 /// A new token.
@@ -198,6 +236,10 @@ pub trait NodesControl: Send + Sync {
     ) -> BoxFuture<'_, Result<NodeInfo, AdminError>>;
     /// Takes a node without drives out of the cluster.
     fn remove_node(&self, id: u32) -> BoxFuture<'_, Result<NodeInfo, AdminError>>;
+    /// How far an upgrade of the nodes has come.
+    fn upgrade(&self) -> BoxFuture<'_, Result<UpgradeInfo, AdminError>>;
+    /// Lets all nodes write the newest formats that they know. There is no way back.
+    fn finalize_upgrade(&self) -> BoxFuture<'_, Result<UpgradeInfo, AdminError>>;
     /// Makes a token.
     fn create_token(&self, request: CreateToken) -> BoxFuture<'_, Result<NewToken, AdminError>>;
     /// All tokens by number.

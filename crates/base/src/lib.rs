@@ -7,6 +7,7 @@ pub mod codec;
 pub mod env;
 mod error;
 mod ids;
+pub mod program;
 pub mod units;
 pub mod watch;
 

@@ -408,8 +408,8 @@ pub(crate) async fn events(client: Client, mut inbox: mpsc::UnboundedReceiver<(u
         }
         // Names of one directory share a message. A directory that is busy above does not hold up the others.
         for (dir, names) in names {
-            let client = client.clone();
-            tokio::spawn(async move { client.forget_names(dir, names).await });
+            let (client, forgetting) = (client.clone(), client.forgetting());
+            tokio::spawn(async move { client.forget_names(dir, names, forgetting).await });
         }
     }
 }

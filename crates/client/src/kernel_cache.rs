@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use base::{FsError, Ino};
 use bytes::Bytes;
+use tokio::sync::watch;
 use wire::meta::{ANSWER_AGE_MAX, LeaseGrant, MetaRequest, NAME_TERM};
 
 use crate::Client;
@@ -37,6 +38,17 @@ const LOCKED_BYTES_MAX: u64 = 2 << 20;
 pub(crate) struct Forgotten {
     counters: [AtomicU64; COUNTERS],
     kept: Mutex<KeptDirs>,
+    /// Counts directories whose names caches above are told to forget just now.
+    under_way: watch::Sender<usize>,
+}
+
+/// Caches above are told to forget names.
+pub(crate) struct Forgetting(Client);
+
+impl Drop for Forgetting {
+    fn drop(&mut self) {
+        self.0.inner.forgotten.under_way.send_modify(|count| *count -= 1);
+    }
 }
 
 /// When caches above last got names of a directory that they may keep, by the boot clock.
@@ -58,7 +70,11 @@ impl KeptDirs {
 
 impl Default for Forgotten {
     fn default() -> Self {
-        Self { counters: std::array::from_fn(|_| AtomicU64::new(0)), kept: Mutex::default() }
+        Self {
+            counters: std::array::from_fn(|_| AtomicU64::new(0)),
+            kept: Mutex::default(),
+            under_way: watch::Sender::new(0),
+        }
     }
 }
 
@@ -127,8 +143,20 @@ impl Client {
         if vouched { NAME_TERM.min(self.inner.session.term.left()) } else { Duration::ZERO }
     }
 
+    pub(crate) fn forgetting(&self) -> Forgetting {
+        self.inner.forgotten.under_way.send_modify(|count| *count += 1);
+        Forgetting(self.clone())
+    }
+
+    /// Waits until caches above have forgotten all names that they were told to forget.
+    pub async fn has_forgotten_names(&self) {
+        let mut under_way = self.inner.forgotten.under_way.subscribe();
+        // The sender lives as long as the client.
+        let _ = under_way.wait_for(|count| *count == 0).await;
+    }
+
     /// Makes caches above forget names that are about to change, then tells the owner.
-    pub(crate) async fn forget_names(&self, dir: Ino, names: Vec<(Bytes, u64)>) {
+    pub(crate) async fn forget_names(&self, dir: Ino, names: Vec<(Bytes, u64)>, forgetting: Forgetting) {
         self.inner.forgotten.counter(dir).fetch_add(1, Ordering::AcqRel);
         let invalidate = self.inner.invalidate.lock().expect("no holder of this lock panics").clone();
         let mut names = names;
@@ -144,6 +172,7 @@ impl Client {
             };
             names = forgotten;
         }
+        drop(forgetting);
         match self.answer(MetaRequest::Forgot { dir, names }).await {
             Ok(_) | Err(FsError::Unavailable | FsError::Unknown) => {}
             Err(error) => tracing::warn!(%dir, %error, "owner was not told of forgotten names"),

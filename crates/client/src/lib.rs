@@ -68,7 +68,7 @@ use locks::Locks;
 use makes::Makes;
 use node::NodeTable;
 use room::Room;
-use session::Session;
+use session::{Asker, Session};
 
 pub use damage::{Flaw, Suspect, Verdict};
 pub use fetch::Fetched;
@@ -203,6 +203,8 @@ pub struct Client {
     inner: Arc<Inner>,
     /// The user whose rights the owner checks; `None`: the caller of these methods has checked them.
     caller: Option<Arc<Caller>>,
+    /// See [`Client::refusable`].
+    refusable: bool,
 }
 
 struct Inner {
@@ -316,7 +318,7 @@ impl Client {
             closing: AtomicBool::new(false),
             tasks: Mutex::new(Vec::new()),
         };
-        let client = Self { inner: Arc::new(inner), caller: None };
+        let client = Self { inner: Arc::new(inner), caller: None, refusable: false };
         client.refresh_room();
         let tasks = vec![
             options.runtime.spawn(background::events(client.clone(), inbox)),
@@ -332,7 +334,8 @@ impl Client {
     async fn call(&self, request: MetaRequest) -> Result<MetaReply, FsError> {
         // What is known here goes into the answer, so it must hold.
         self.inner.session.be_certain().await?;
-        let reply = self.inner.session.call(self.caller.as_deref(), request).await;
+        let asker = Asker { caller: self.caller.as_deref(), refusable: self.refusable };
+        let reply = self.inner.session.call(asker, request).await;
         if self.inner.session.is_due() {
             let client = self.clone();
             // If it fails, the changes are kept, and the next request tries again.
@@ -343,13 +346,19 @@ impl Client {
 
     /// Sends an answer to an event of the owner.
     async fn answer(&self, request: MetaRequest) -> Result<MetaReply, FsError> {
-        self.inner.session.call(None, request).await
+        self.inner.session.call(Asker::default(), request).await
     }
 
     /// The same client on behalf of a user: the owner checks the user's rights to each request. For machines whose own checks
     /// the owner does not trust.
     pub fn for_caller(&self, caller: Caller) -> Self {
-        Self { inner: self.inner.clone(), caller: Some(Arc::new(caller)) }
+        Self { caller: Some(Arc::new(caller)), ..self.clone() }
+    }
+
+    /// The same client for changes of names whose directories are locked above it until the answer is here, as a kernel does. Forgetting a
+    /// name needs that lock, so two clients could wait for one another: one of them then gets [`FsError::Retry`], and nothing has happened.
+    pub fn refusable(&self, refusable: bool) -> Self {
+        Self { refusable, ..self.clone() }
     }
 
     /// Sets the receiver of invalidations.

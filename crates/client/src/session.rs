@@ -184,6 +184,15 @@ impl Drop for ReadGuard<'_> {
     }
 }
 
+/// For whom a request is made, and how.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Asker<'a> {
+    /// The user whose rights the owner checks.
+    pub(crate) caller: Option<&'a Caller>,
+    /// See [`crate::Client::refusable`].
+    pub(crate) refusable: bool,
+}
+
 impl Session {
     /// Registers with an owner. `events` gets the events of this bond.
     pub(crate) async fn open(
@@ -232,20 +241,16 @@ impl Session {
     ///
     /// # Errors
     /// `Unavailable` if no owner was asked, and `Unknown` if one was, without an answer. Others are the owner's.
-    pub(crate) async fn call(
-        &self,
-        caller: Option<&Caller>,
-        request: MetaRequest,
-    ) -> Result<MetaReply, FsError> {
+    pub(crate) async fn call(&self, asker: Asker<'_>, request: MetaRequest) -> Result<MetaReply, FsError> {
         let lane = if is_prompt(&request) { &self.prompt } else { &self.requests };
         let may_be_early = self.is_early.load(Ordering::Relaxed) && request.may_be_early();
-        self.send(lane, (caller, may_be_early), || request.clone()).await
+        self.send(lane, (asker, may_be_early), || request.clone()).await
     }
 
     async fn send(
         &self,
         lane: &Lane,
-        (caller, may_be_early): (Option<&Caller>, bool),
+        (asker, may_be_early): (Asker<'_>, bool),
         request: impl Fn() -> MetaRequest,
     ) -> Result<MetaReply, FsError> {
         let _permit = lane.permits.acquire().await.map_err(|_| FsError::Unavailable)?;
@@ -263,7 +268,7 @@ impl Session {
                 let (after, count) = (*after, *count);
                 if let Some(first) = *first {
                     guard.take().into_iter().for_each(SlotGuard::keep);
-                    let (caller, request) = (caller.cloned(), request());
+                    let (caller, request) = (asker.caller.cloned(), request());
                     let mut inos = request.inos();
                     inos.push(first.ino);
                     inos.extend(reply.iter().flat_map(MetaReply::attrs).map(|attr| attr.ino));
@@ -274,7 +279,7 @@ impl Session {
                 early = Some((bond, count, after));
                 *answer = std::mem::replace(&mut **reply, Ok(MetaReply::Done));
             };
-            let answer = self.ask((slot, seq), (caller, time), &request, keep).await;
+            let answer = self.ask((slot, seq), (asker, time), &request, keep).await;
             let Some((bond, count, after)) = early else {
                 // It may have been executed by the owner that was left.
                 let is_refused_again = was_left && answer == Err(FsError::Unavailable);
@@ -319,7 +324,7 @@ impl Session {
     async fn ask(
         &self,
         (slot, seq): (u32, u64),
-        (caller, time): (Option<&Caller>, AnswerTime),
+        (Asker { caller, refusable }, time): (Asker<'_>, AnswerTime),
         request: &impl Fn() -> MetaRequest,
         mut take: impl FnMut(u64, &mut Result<MetaReply, FsError>),
     ) -> Result<MetaReply, FsError> {
@@ -339,7 +344,7 @@ impl Session {
             tries += 1;
             let id = RequestId { session, slot, seq };
             let is_left = |now: &Bond| now.number != number;
-            let envelope = Envelope { caller: caller.cloned(), answer: time, ..id.into() };
+            let envelope = Envelope { caller: caller.cloned(), answer: time, refusable, ..id.into() };
             let mut answer = tokio::select! {
                 biased;
                 answer = owner.call(envelope, request()) => answer,
@@ -501,7 +506,9 @@ impl Session {
         let mut held = self.ids.lock().await;
         let session = self.bonds.with(|bond| bond.session);
         if held.0 != session || held.1.is_empty() {
-            let MetaReply::Range { first, count } = self.call(None, MetaRequest::AllocExtents).await? else {
+            let MetaReply::Range { first, count } =
+                self.call(Asker::default(), MetaRequest::AllocExtents).await?
+            else {
                 return Err(FsError::Io);
             };
             *held = (session, first.0..first.0 + count);
@@ -542,7 +549,7 @@ impl Session {
             *sent.lock().expect("no holder of this lock panics") = now;
             MetaRequest::Heartbeat { in_use_ver: self.in_use_ver() }
         };
-        let reply = self.send(&self.prompt, (None, false), beat).await?;
+        let reply = self.send(&self.prompt, (Asker::default(), false), beat).await?;
         let MetaReply::Beat { version, used_bytes, drive_bytes, events } = reply else {
             return Err(FsError::Io);
         };

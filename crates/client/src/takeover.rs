@@ -35,7 +35,8 @@ pub(crate) async fn follow(
             tracing::warn!(%error, "the new owner of the ledger does not take the session, trying again");
             tokio::time::sleep(PAUSE).await;
         }
-        tracing::info!("the ledger has a new owner");
+        let session = client.inner.session.bonds.with(|bond| bond.session);
+        tracing::info!(%session, "the ledger has a new owner");
     }
     client.inner.session.bonds.expect_no_other();
 }

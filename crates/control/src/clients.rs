@@ -139,6 +139,7 @@ mod tests {
             addresses: vec!["a:1".to_owned()],
             zone: String::new(),
             rack: String::new(),
+            format_level: 1,
         };
         assert!(matches!(of_clients.join(&node, "k", 5), Err(JoinError::ForClients)));
         of_clients.join_client(&wish("one"), "k", 5).unwrap();

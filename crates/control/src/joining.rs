@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use base::program::FIRST_LEVEL;
 use base::{ClusterId, NodeId};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -124,6 +125,17 @@ pub enum JoinError {
     /// Others could not reach the node.
     #[error("bad address of a node: {0:?} (host:port, at most {ADDRESSES_MAX} of them)")]
     BadAddress(String),
+    /// The node has an older program than the cluster needs.
+    #[error(
+        "the cluster writes formats of level {cluster}, and the program of this node knows those up to level {node}: install the version \
+         that the other nodes have"
+    )]
+    TooOld {
+        /// The cluster's format level.
+        cluster: u32,
+        /// That of the program.
+        node: u32,
+    },
     /// The cluster is full.
     #[error("the cluster has as many nodes or clients as it can have")]
     Full,
@@ -209,6 +221,10 @@ impl Plan {
         let token = self.known_token(new.token, &new.secret)?;
         if token.client.is_some() {
             return Err(JoinError::ForClients);
+        }
+        let (cluster, node) = (self.next().record.format_level, new.format_level.max(FIRST_LEVEL));
+        if node < cluster {
+            return Err(JoinError::TooOld { cluster, node });
         }
         let known = self.next().nodes.values().find(|node| node.key == key).map(|node| node.id);
         if let Some(id) = known {

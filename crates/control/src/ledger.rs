@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use base::env::Env;
+use base::program::{FORMAT_LEVEL, VERSION};
 use base::{ClusterId, Epoch, FsError, LedgerId, Lineage, Seq};
 use layout::PlacementGroup;
 use meta::history::{Evidence, History};
@@ -14,6 +15,7 @@ use meta::log::{LedgerLog, Vacancy};
 use meta::owner::{OwnerError, StandbyStat};
 use meta::records::{Records, RecordsError, RecordsOptions, RecordsSnapshot};
 use meta::state::State;
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use wire::BoxFuture;
 use wire::replica::{ReplicaReply, ReplicaRequest, ReplicaService};
@@ -53,6 +55,15 @@ pub enum ControlError {
     /// Another change came first. Nothing has changed: decide anew.
     #[error("another change of the cluster came first, repeat this one")]
     Conflict,
+    /// Other nodes have a newer program, and an operator has allowed its formats.
+    #[error(
+        "the cluster writes formats of level {level} since `forebay upgrade finalize`, and this program ({VERSION}) knows those up to \
+         level {FORMAT_LEVEL}: install the version that the other nodes have"
+    )]
+    TooOld {
+        /// The cluster's format level.
+        level: u32,
+    },
     /// The cluster was never created.
     #[error("there is no cluster in this directory")]
     NoCluster,
@@ -125,6 +136,7 @@ impl Control {
         let beginning = evidence.decide(&self.history(), lineage).map_err(OwnerError::from)?;
         self.records.catch_up().await?;
         let view = self.view()?;
+        view.check_level()?;
         let mut change = view.change();
         if beginning.is_older {
             let mut cluster = view.cluster()?;
@@ -214,7 +226,19 @@ impl ControlView {
 
     /// The cluster's record, unless the directory is new.
     pub fn cluster(&self) -> Result<ClusterRecord, ControlError> {
+        self.check_level()?;
         self.one(CLUSTER)?.ok_or(ControlError::NoCluster)
+    }
+
+    /// Fails if the cluster writes formats that this program does not know.
+    fn check_level(&self) -> Result<(), ControlError> {
+        #[derive(Default, Deserialize)]
+        struct Leveled {
+            #[serde(default)]
+            format_level: u32,
+        }
+        let Leveled { format_level: level } = self.one(CLUSTER)?.unwrap_or_default();
+        if level > FORMAT_LEVEL { Err(ControlError::TooOld { level }) } else { Ok(()) }
     }
 
     /// All nodes, by number.

@@ -16,6 +16,7 @@ mod members;
 mod protection;
 mod records;
 mod stores;
+mod upgrade;
 mod users;
 mod write_sets;
 
@@ -36,5 +37,6 @@ pub use records::{
     UpkeepRecord,
 };
 pub use stores::{StoreRecord, StoresRecord, TierRecord};
+pub use upgrade::Upgrade;
 pub use users::{AccessKeyRecord, RoleRecord, UserRecord, UsersRecord};
 pub use write_sets::{Patience, WriteSet};

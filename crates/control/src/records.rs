@@ -1,5 +1,6 @@
 //! The records of drives, placement groups and filesystems.
 
+use base::program::{FIRST_LEVEL, FORMAT_LEVEL};
 use base::{ClusterId, DriveId, DriveUuid, LedgerId, NodeId, PgId};
 use layout::{DriveState, FailureDomain, Profile};
 use serde::{Deserialize, Serialize};
@@ -41,6 +42,13 @@ pub struct ClusterRecord {
     /// Limits of background work.
     #[serde(default)]
     pub upkeep: UpkeepRecord,
+    /// The format level that all nodes write.
+    #[serde(default = "first_level")]
+    pub format_level: u32,
+}
+
+fn first_level() -> u32 {
+    FIRST_LEVEL
 }
 
 impl ClusterRecord {
@@ -59,6 +67,7 @@ impl ClusterRecord {
             log: String::new(),
             recoveries: 0,
             upkeep: UpkeepRecord::default(),
+            format_level: FORMAT_LEVEL,
         }
     }
 }

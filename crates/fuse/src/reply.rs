@@ -68,6 +68,11 @@ impl Reply {
         Self { channel, unique, pid, is_sent: false }
     }
 
+    /// The thread whose request it answers; 0: not one that this process can see.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
     fn send(&mut self, error: Option<Errno>, parts: Parts<'_>) -> bool {
         self.is_sent = true;
         self.channel.interrupts.end(self.unique, &self.channel)

@@ -57,7 +57,7 @@ fn fs_error(error: FsError) -> S3Error {
         | FsError::StaleLease
         | FsError::StaleMap
         | FsError::Stale => s3_error!(OperationAborted, "A conflicting change is under way: try again."),
-        FsError::Unavailable | FsError::Disconnected => {
+        FsError::Unavailable | FsError::Disconnected | FsError::Retry => {
             s3_error!(ServiceUnavailable, "The filesystem does not answer: try again.")
         }
         FsError::Unknown => {

@@ -64,6 +64,9 @@ pub struct NewNode {
     pub zone: String,
     /// Its rack; empty: not said.
     pub rack: String,
+    /// The newest format level of its program; 0: it says nothing.
+    #[serde(default)]
+    pub format_level: u32,
 }
 
 /// The answer to a stranger.
@@ -281,6 +284,9 @@ pub struct NodeCondition {
     pub wall_ns: i64,
     /// URL of its S3 endpoint, if it serves one now.
     pub s3: Option<String>,
+    /// The newest format level of its program; 0: it says nothing.
+    #[serde(default)]
+    pub format_level: u32,
 }
 
 /// The longest that the check of a node may take.

@@ -3,6 +3,7 @@
 //! A message is an operation's code, an [`Envelope`], the fields of the request, and a payload beside it: bytes of shards are
 //! never copied into a message.
 
+use base::program::Program;
 use base::{Ino, LedgerId, SessionId};
 use bytes::Bytes;
 use serde::de::DeserializeOwned;
@@ -55,8 +56,12 @@ pub struct Envelope {
     /// When an owner answers.
     pub answer: AnswerTime,
     /// A client that is no node may write these extents.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
     pub grant: Option<Grant>,
+    /// The owner may refuse a change of names with [`FsError::Retry`](base::FsError::Retry): the sender has locked its directories, and
+    /// lets them go then.
+    #[serde(default)]
+    pub refusable: bool,
 }
 
 /// When an owner answers a request that changes names or attributes. The method is that of early replies in CephFS: the
@@ -96,6 +101,9 @@ pub enum GreetRequest {
     Hello {
         /// Tell the state of all drives each second on this connection.
         wants_facts: bool,
+        /// The program that asks.
+        #[serde(default)]
+        program: Program,
     },
 }
 

@@ -709,6 +709,17 @@ impl MetaRequest {
         )
     }
 
+    /// The directories of which it changes names.
+    pub fn changed_dirs(&self) -> Vec<Ino> {
+        use MetaRequest as R;
+        match self {
+            R::Make(make) => vec![make.parent],
+            R::Unlink { parent, .. } | R::Rmdir { parent, .. } | R::Link { parent, .. } => vec![*parent],
+            R::Rename { parent, new_parent, .. } => vec![*parent, *new_parent],
+            _ => Vec::new(),
+        }
+    }
+
     /// The inodes and directories that a change of names or attributes names.
     pub fn inos(&self) -> Vec<Ino> {
         use MetaRequest as R;

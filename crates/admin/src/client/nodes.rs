@@ -6,7 +6,7 @@ use wire::cluster::CheckParts;
 use super::{AdminClient, CallError};
 use crate::nodes::{
     ClientInfo, CreateToken, DrainNode, NewToken, NodeCheck, NodeDrain, NodeInfo, SetMaintenance, StopCheck,
-    TokenInfo,
+    TokenInfo, UpgradeInfo,
 };
 
 impl AdminClient {
@@ -38,6 +38,16 @@ impl AdminClient {
     /// Takes a node without drives out of the cluster.
     pub async fn remove_node(&self, id: u32) -> Result<NodeInfo, CallError> {
         self.call(Method::DELETE, &format!("/v1/nodes/{id}"), None::<&()>).await
+    }
+
+    /// How far an upgrade of the nodes has come.
+    pub async fn upgrade(&self) -> Result<UpgradeInfo, CallError> {
+        self.call(Method::GET, "/v1/upgrade", None::<&()>).await
+    }
+
+    /// Lets all nodes write the newest formats that they know.
+    pub async fn finalize_upgrade(&self) -> Result<UpgradeInfo, CallError> {
+        self.call(Method::POST, "/v1/upgrade/finalize", None::<&()>).await
     }
 
     /// Makes a token with which nodes join.

@@ -51,6 +51,11 @@ pub(super) fn router() -> Router<Node> {
             "/v1/tokens/{id}",
             delete(async |State(node): State<Node>, Path(id): Path<u32>| answer(node.remove_token(id).await)),
         )
+        .route("/v1/upgrade", get(async |State(node): State<Node>| answer(node.upgrade().await)))
+        .route(
+            "/v1/upgrade/finalize",
+            post(async |State(node): State<Node>| answer(node.finalize_upgrade().await)),
+        )
         .route("/v1/clients", get(async |State(node): State<Node>| answer(node.clients().await)))
         .route(
             "/v1/clients/{id}",

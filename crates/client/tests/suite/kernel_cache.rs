@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use crate::common::{create, new_file, run, until};
-use base::Ino;
+use base::{FsError, Ino};
 use client::object::{Caller, Conditions, ObjectMeta, ObjectName};
 use client::{Client, FileKind, Invalidate, MakeNode, OpenIntent, PutOptions, RenameMode, SetAttr};
 use wire::meta::{ANSWER_AGE_MAX, MetaRequest, NAME_TERM};
@@ -81,6 +81,84 @@ fn every_name_is_invalidated_before_its_change_is_acknowledged() {
         two.rename((Ino::ROOT, b"c"), (Ino::ROOT, b"missing"), RenameMode::Replace).await.unwrap();
         assert_eq!(notices.take_entries(), [(Ino::ROOT, "c".to_owned()), (Ino::ROOT, "missing".to_owned())]);
         assert!(notices.inodes.lock().unwrap().contains(&a));
+    });
+}
+
+/// A directory of a kernel, locked while a name in it changes: a name is forgotten with the lock only.
+#[derive(Default)]
+struct LockedDir {
+    held: Mutex<bool>,
+    free: Condvar,
+}
+
+impl LockedDir {
+    fn above(client: &Client) -> Arc<Self> {
+        let dir = Arc::new(Self::default());
+        client.set_invalidate(Some(dir.clone()));
+        dir
+    }
+
+    fn set(&self, held: bool) {
+        *self.held.lock().unwrap() = held;
+        self.free.notify_all();
+    }
+
+    /// As a kernel renames: with the lock, and once more if the answer is [`FsError::Retry`]. Returns whether it was.
+    async fn rename(&self, client: &Client, from: &str, to: &str) -> bool {
+        let (from, to) = ((Ino::ROOT, from.as_bytes()), (Ino::ROOT, to.as_bytes()));
+        for refusable in [true, false] {
+            self.set(true);
+            let renamed = client.refusable(refusable).rename(from, to, RenameMode::Replace).await;
+            self.set(false);
+            match renamed {
+                // The one that waits for the lock comes first.
+                Err(FsError::Retry) if refusable => tokio::time::sleep(Duration::from_millis(20)).await,
+                renamed => {
+                    renamed.unwrap();
+                    return !refusable;
+                }
+            }
+        }
+        unreachable!("the second try is not refused")
+    }
+}
+
+impl Invalidate for LockedDir {
+    fn inode(&self, _: Ino) {}
+
+    fn entry(&self, _: Ino, _: &[u8]) {
+        let mut held = self.held.lock().unwrap();
+        while *held {
+            held = self.free.wait(held).unwrap();
+        }
+    }
+}
+
+/// The clock stands still: nothing expires.
+#[test]
+fn kernels_that_change_names_of_one_directory_do_not_wait_for_each_other() {
+    run("4+2", |world| async move {
+        let (one, two) = (world.client().await, world.client().await);
+        let (here, there) = (LockedDir::above(&one), LockedDir::above(&two));
+        for name in ["a", "b"] {
+            create(&one, name).await;
+            for client in [&one, &two] {
+                ask(client, name).await;
+            }
+        }
+        there.set(true);
+        let first = {
+            let (here, one) = (here.clone(), one.clone());
+            tokio::spawn(async move { here.rename(&one, "a", "c").await })
+        };
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        assert!(!first.is_finished(), "it waits until the other kernel has forgotten the name");
+        let renamed = tokio::time::timeout(Duration::from_secs(5), there.rename(&two, "b", "d")).await;
+        assert_eq!(renamed, Ok(true), "refused at first");
+        assert!(!first.await.unwrap());
+        for name in ["c", "d"] {
+            one.lookup(Ino::ROOT, name.as_bytes()).await.unwrap();
+        }
     });
 }
 

@@ -22,7 +22,24 @@ fn wish(name: &str) -> NewNode {
         addresses: vec!["10.0.0.2:7740".to_owned()],
         zone: "z".to_owned(),
         rack: String::new(),
+        format_level: 0,
     }
+}
+
+#[test]
+fn a_node_with_an_older_program_than_the_cluster_needs_does_not_join() {
+    let mut plan = plan(1);
+    plan.set_cluster(|cluster| cluster.format_level = 3);
+    let of_level = |format_level| NewNode { format_level, ..wish("one") };
+    for level in [0, 1, 2] {
+        let refused = plan.join(&of_level(level), "k1", NOW);
+        let node = level.max(1);
+        assert!(
+            matches!(refused, Err(JoinError::TooOld { cluster: 3, node: n }) if n == node),
+            "{refused:?}"
+        );
+    }
+    plan.join(&of_level(3), "k1", NOW).unwrap();
 }
 
 #[test]

@@ -30,6 +30,7 @@ pub(crate) use logs::LogCommand;
 pub(crate) use meta::{ExportArgs, ImportArgs, MetaCommand};
 pub(crate) use nodes::{
     AddressArgs, ClientCommand, Domain, JoinArgs, NodeCommand, Role, RoleArgs, S3Command, TokenCommand,
+    UpgradeCommand,
 };
 pub(crate) use stores::{OneStoreArgs, SetStoreArgs, StoreCommand, StoreSettingsArgs};
 pub(crate) use tiers::{AttachArgs, TierCommand};
@@ -131,6 +132,9 @@ pub(crate) enum Command {
     /// Where S3 is served.
     #[command(subcommand)]
     S3(S3Command),
+    /// Look at the programs of the nodes while they are upgraded, and finish that.
+    #[command(subcommand)]
+    Upgrade(UpgradeCommand),
     /// List and remove clients: machines that mount and are no nodes.
     #[command(subcommand)]
     Client(ClientCommand),

@@ -21,6 +21,7 @@ mod status;
 mod stores;
 mod tiers;
 mod tree;
+mod upgrade;
 mod users;
 
 use std::future::Future;
@@ -63,6 +64,7 @@ fn run_command(command: Command) -> Result<()> {
         Command::Join(args) => nodes::join(args),
         Command::Node(command) => nodes::node(command),
         Command::S3(command) => nodes::s3(command),
+        Command::Upgrade(command) => upgrade::upgrade(command),
         Command::Token(command) => nodes::token(command),
         Command::Stop { dir, keep_mounts } => start::stop(&dir, keep_mounts),
         Command::Mount { dir, path, options, fs, json } => {

@@ -277,6 +277,15 @@ impl Running {
         }
     }
 
+    /// Waits until the node knows that its program is too old for the cluster. Returns what to do.
+    async fn is_unfit(&self) -> anyhow::Error {
+        match self {
+            // The start of this one fails.
+            Self::Node(_) => std::future::pending().await,
+            Self::Member(member, _) => member.unfit().await,
+        }
+    }
+
     /// What comes before that. It must not be given up halfway.
     async fn before_anew(&self) {
         match self {
@@ -338,6 +347,10 @@ fn run(dir: &NodeDir, args: &StartArgs) -> Result<Ended> {
                 // The sender's thread lives as long as the process.
                 was_asked = asked.wait_for(|asked| asked.is_some()) =>
                     was_asked.ok().and_then(|asked| *asked).unwrap_or(Mounts::Unmount),
+                unfit = node.is_unfit() => {
+                    let _ = tokio::time::timeout(SHUTDOWN_DEADLINE, node.stop(Mounts::Keep)).await;
+                    return Err(unfit);
+                }
                 () = node.must_begin_anew() => {
                     node.before_anew().await;
                     tracing::warn!("the process begins anew");

@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use base::ClusterId;
 use base::env::Env;
+use base::program::FORMAT_LEVEL;
 use bytes::Bytes;
 use control::{Token, check_address};
 use tokio::runtime::Handle;
@@ -70,6 +71,7 @@ pub(crate) async fn join(env: &Env, dir: &NodeDir, options: JoinOptions) -> Resu
         addresses: addresses.clone(),
         zone: options.zone,
         rack: options.rack,
+        format_level: FORMAT_LEVEL,
     });
     let JoinReply::Joined(joined) = ask_as_stranger(env, (&options.token).into(), &request).await? else {
         bail!("the node gave another answer");

@@ -1,5 +1,6 @@
 //! What operators ask at this node: mounts are its own, all else is passed on to the owner of the control ledger.
 
+use base::program::VERSION;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -135,7 +136,7 @@ impl Manager {
         };
         picture.pid = std::process::id();
         picture.dir = self.member.dir.root().display().to_string();
-        picture.version = env!("CARGO_PKG_VERSION").to_owned();
+        picture.version = VERSION.to_owned();
         picture.uptime_s = self.member.uptime_s();
         picture.s3 = self.member.gate.url();
         let detours = self.member.network.fabric.detours();

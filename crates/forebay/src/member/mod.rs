@@ -17,10 +17,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use base::DriveId;
 use base::env::{Env, File};
-use control::{Cluster, ClusterRecord, DriveRecord, Follower};
+use base::program::VERSION;
+use control::{Cluster, ClusterRecord, ControlError, DriveRecord, Follower};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
@@ -53,6 +54,8 @@ const TICK: Duration = Duration::from_secs(1);
 const ASK_PAUSE: Duration = Duration::from_millis(500);
 /// How long a start waits for an owner of the ledgers: the last one must be gone for certain before another takes them.
 const OWNER_PATIENCE: Duration = Duration::from_secs(10);
+/// The same where only the first node may own them.
+const FILES_PATIENCE: Duration = Duration::from_secs(2);
 /// The pause after the certificate was not renewed.
 const RENEW_PAUSE: Duration = Duration::from_secs(60);
 /// Pause after S3 could not be started.
@@ -140,6 +143,8 @@ pub(crate) struct Member {
     candidate: Mutex<Option<Arc<Candidate>>>,
     /// This node owned the ledgers, and another one does now: it must begin anew.
     deposed: watch::Sender<bool>,
+    /// Why this program cannot serve in this cluster.
+    unfit: watch::Sender<Option<String>>,
     /// Its drives were opened, and its mounts made, as far as that was possible.
     has_looked: watch::Sender<bool>,
     memory: MemoryPlan,
@@ -224,6 +229,7 @@ impl Member {
             meta_dirs: options.meta_dirs.clone(),
             candidate: Mutex::default(),
             deposed: watch::Sender::new(false),
+            unfit: watch::Sender::new(None),
             has_looked: watch::Sender::new(false),
             memory,
             out_after: options.out_after,
@@ -265,11 +271,16 @@ impl Member {
         lock(&self.tasks).extend(tasks);
         self.keep_engine();
         let engine = lock(&self.engine).clone();
+        let patience = if engine.is_some() { OWNER_PATIENCE } else { FILES_PATIENCE };
         if let Some(address) = engine {
             self.stand(address);
-            let mut looked = self.has_looked.subscribe();
-            // Without an owner, everything waits for it.
-            let _ = tokio::time::timeout(OWNER_PATIENCE, looked.wait_for(|looked| *looked)).await;
+        }
+        let mut looked = self.has_looked.subscribe();
+        // Without an owner, everything waits for it.
+        let looked = tokio::time::timeout(patience, looked.wait_for(|looked| *looked));
+        tokio::select! {
+            _ = looked => {}
+            unfit = self.unfit() => return Err(unfit),
         }
         let (socket, stopped) = (self.dir.socket(), self.stopping.subscribe());
         let manager = Arc::new(Manager::new(self.clone()));
@@ -406,7 +417,7 @@ impl Member {
             s3: None,
             filesystem: String::new(),
             cluster: lock(&self.membership).cluster,
-            version: env!("CARGO_PKG_VERSION").to_owned(),
+            version: VERSION.to_owned(),
         };
         let bytes = serde_json::to_vec_pretty(&file).context("encoding node.json")?;
         self.env.files.write_atomic(&self.dir.node_json(), &bytes).context("writing node.json")
@@ -415,6 +426,14 @@ impl Member {
     /// The owner of the ledgers, if it is this node.
     fn role(&self) -> Option<Arc<Node>> {
         lock(&self.role).clone()
+    }
+
+    /// Waits until this node knows that its program cannot serve in this cluster. Returns the reason.
+    pub(crate) async fn unfit(&self) -> anyhow::Error {
+        let mut unfit = self.unfit.subscribe();
+        // The sender lives as long as this.
+        let reason = unfit.wait_for(Option::is_some).await.ok().and_then(|reason| reason.clone());
+        anyhow!(reason.unwrap_or_default())
     }
 
     /// Waits until another node owns the ledgers that this one owned. Its process must begin anew then: what it has in memory is of no
@@ -540,6 +559,10 @@ async fn follow(member: Arc<Member>) {
     loop {
         let Err(error) = follow_once(&member, &mut follower).await else { continue };
         let text = format!("{error:#}");
+        if let Some(ControlError::TooOld { .. }) = error.downcast_ref() {
+            member.unfit.send_replace(Some(text));
+            return;
+        }
         let before = lock(&member.problem).replace(text.clone());
         if before.as_ref() != Some(&text) {
             tracing::warn!(error = text, "the owner of the control ledger does not answer");

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use base::program::{FORMAT_LEVEL, VERSION};
 use base::{Epoch, FsError, NodeId};
 use futures_util::future::join_all;
 use meta::log::StaleCopies;
@@ -231,7 +232,8 @@ impl Member {
     /// How this node is.
     fn condition(&self) -> NodeCondition {
         NodeCondition {
-            version: env!("CARGO_PKG_VERSION").to_owned(),
+            version: VERSION.to_owned(),
+            format_level: FORMAT_LEVEL,
             uptime_s: self.uptime_s(),
             wall_ns: self.env.clock.wall_ns(),
             s3: self.gate.url(),

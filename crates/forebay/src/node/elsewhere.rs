@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use admin::{AdminError, NodeCheck};
 use anyhow::{Context, Result, bail};
+use base::program::{FORMAT_LEVEL, VERSION};
 use base::{DriveId, DriveUuid, NodeId};
 use control::DriveRecord;
 use futures_util::future::join_all;
@@ -221,7 +222,8 @@ impl Node {
     async fn ask_condition(&self, node: NodeId) -> Result<HostReply> {
         if node == self.here() && self.seat.is_none() {
             return Ok(HostReply::Condition(NodeCondition {
-                version: env!("CARGO_PKG_VERSION").to_owned(),
+                version: VERSION.to_owned(),
+                format_level: FORMAT_LEVEL,
                 uptime_s: (self.env.clock.boot_ns() - self.started_ns) / 1_000_000_000,
                 wall_ns: self.env.clock.wall_ns(),
                 s3: self.s3_url(),

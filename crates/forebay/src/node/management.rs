@@ -13,6 +13,7 @@ use admin::{
 use anyhow::{Context, Result};
 use base::DriveId;
 use base::env::Env;
+use base::program::VERSION;
 use client::Limits;
 use control::{ClusterRecord, FilesystemRecord, Plan, UpkeepRecord, WriteSet};
 use layout::Profile;
@@ -102,7 +103,7 @@ impl Node {
             problems,
             stacks,
             cluster: self.cluster.to_string(),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
+            version: VERSION.to_owned(),
             pid: std::process::id(),
             dir: self.dir.root().display().to_string(),
             uptime_s: (self.env.clock.boot_ns() - self.started_ns) / 1_000_000_000,
@@ -142,7 +143,7 @@ impl Node {
         status.problems.extend(stuck);
         status.stacks = stacks;
         status.cluster = self.cluster.to_string();
-        status.version = env!("CARGO_PKG_VERSION").to_owned();
+        status.version = VERSION.to_owned();
         status.pid = std::process::id();
         status.dir = self.dir.root().display().to_string();
         status.uptime_s = (now - self.started_ns) / 1_000_000_000;

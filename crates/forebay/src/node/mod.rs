@@ -39,6 +39,7 @@ mod stop_check;
 mod stores;
 mod tiered_files;
 mod tiers;
+mod upgrade;
 mod users;
 mod why;
 
@@ -49,6 +50,7 @@ use std::time::Duration;
 use admin::NodeStatus;
 use anyhow::{Context, Result};
 use base::env::{Env, File};
+use base::program::VERSION;
 use base::{ClusterId, DriveId, NodeId, Seq};
 use control::{Cluster, Control};
 use layout::ClusterMap;
@@ -354,7 +356,7 @@ impl Node {
             s3: self.s3_url(),
             filesystem: first.map(|entry| entry.record.name.clone()).unwrap_or_default(),
             cluster: self.cluster,
-            version: env!("CARGO_PKG_VERSION").to_owned(),
+            version: VERSION.to_owned(),
         };
         let bytes = serde_json::to_vec_pretty(&file).context("encoding node.json")?;
         self.env.files.write_atomic(&self.dir.node_json(), &bytes).context("writing node.json")

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use anyhow::{Context, Result, bail};
 use base::NodeId;
 use base::env::Env;
+use base::program::Program;
 use control::{Authority, Cluster, ClusterRecord, Control, NodeRecord, Plan};
 use tokio::net::TcpListener;
 use tokio::runtime::Handle;
@@ -147,6 +148,11 @@ impl Network {
         let others: BTreeMap<NodeId, Vec<String>> =
             others.map(|node| (node.node, node.addresses.clone())).collect();
         self.fabric.set_nodes(others);
+    }
+
+    /// The programs of clients that are no nodes, as they told this node last.
+    pub(super) fn client_programs(&self) -> BTreeMap<u32, Program> {
+        self.server.programs().clone()
     }
 
     /// The clients that are no nodes, as they are now. Connections end if one of them may do less than before.

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use admin::{
     AdminError, Answered, Api, ClientInfo, CreateToken, DrainNode, NewToken, NodeCheck, NodeDrain, NodeInfo,
-    NodesControl, SetMaintenance, StopCheck, TokenInfo, TokenRights,
+    NodesControl, SetMaintenance, StopCheck, TokenInfo, TokenRights, UpgradeInfo,
 };
 use anyhow::{Context, Result, bail};
 use base::NodeId;
@@ -454,6 +454,7 @@ impl Node {
             let told = told.get(&record.id);
             NodeInfo {
                 version: told.map(|told| told.condition.version.clone()),
+                format_level: told.map(|told| told.program().level()),
                 uptime_s: told.map(|told| told.condition.uptime_s),
                 latency_us: told.map(|told| told.latency.as_micros() as u64),
                 clock_ahead_ms: told.map(|told| told.ahead_ns / 1_000_000),
@@ -512,6 +513,7 @@ fn client_info(cluster: &Cluster, record: &ClientRecord) -> ClientInfo {
         filesystem: filesystem.as_ref().map(|id| name_of(id).unwrap_or_else(|| id.to_string())),
         read_only: *read_only,
         squash: *squash,
+        version: None,
     }
 }
 
@@ -544,6 +546,14 @@ impl NodesControl for Node {
         Box::pin(self.remove_node_now(id))
     }
 
+    fn upgrade(&self) -> BoxFuture<'_, Result<UpgradeInfo, AdminError>> {
+        Box::pin(async { Ok(self.upgrade_now().await) })
+    }
+
+    fn finalize_upgrade(&self) -> BoxFuture<'_, Result<UpgradeInfo, AdminError>> {
+        Box::pin(self.finalize_upgrade_now())
+    }
+
     fn create_token(&self, request: CreateToken) -> BoxFuture<'_, Result<NewToken, AdminError>> {
         Box::pin(self.create_token_now(request))
     }
@@ -563,8 +573,12 @@ impl NodesControl for Node {
     fn clients(&self) -> BoxFuture<'_, Result<Vec<ClientInfo>, AdminError>> {
         Box::pin(async {
             let state = self.state.lock().await;
-            let clients = state.cluster.clients.values();
-            Ok(clients.map(|record| client_info(&state.cluster, record)).collect())
+            let (clients, programs) = (state.cluster.clients.values(), self.others.network.client_programs());
+            let info = |record: &control::ClientRecord| {
+                let version = programs.get(&record.id).map(|program| program.version.clone());
+                ClientInfo { version, ..client_info(&state.cluster, record) }
+            };
+            Ok(clients.map(info).collect())
         })
     }
 

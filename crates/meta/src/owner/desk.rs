@@ -11,7 +11,7 @@ use wire::meta::{EventSink, MetaReply, MetaRequest, RequestId, Resumed};
 
 use super::awake::AwakeClock;
 use super::pressure::Pressure;
-use super::{Core, Wait};
+use super::{Conflict, Core, Wait};
 use crate::log::AppendError;
 use crate::state::Applied;
 use crate::store::ChangeTable;
@@ -27,6 +27,8 @@ pub(super) struct Call {
     /// Checked by the owner; `None`: it trusts the session.
     pub(super) caller: Option<Caller>,
     pub(super) answer: AnswerTime,
+    /// It may be answered with `Retry`.
+    pub(super) refusable: bool,
     pub(super) request: MetaRequest,
     pub(super) reply: ReplySender,
 }
@@ -171,6 +173,25 @@ impl Desk {
     pub(super) fn take_ready(&mut self) -> Vec<Pending> {
         let committed = self.core.committed_seq();
         self.pending.extract_if(.., |pending| pending.after <= committed).collect()
+    }
+
+    /// Refuses the requests whose sessions cannot forget a name before they have an answer, and another request waits for that name.
+    pub(super) fn refuse_in_the_way_of(&mut self, wait: &Wait) {
+        let of_names = wait.iter().filter(|(_, conflict)| matches!(conflict, Conflict::Name(_)));
+        let dirs: Vec<Ino> = of_names.map(|(dir, _)| *dir).collect();
+        let core = &self.core;
+        let is_in_the_way = |(call, _): &(Call, Wait)| {
+            let mut locked = call.request.changed_dirs();
+            locked.retain(|dir| dirs.contains(dir));
+            call.refusable && core.must_forget(call.id.session, &locked)
+        };
+        for calls in self.waiting.values_mut() {
+            let (refused, kept): (VecDeque<_>, VecDeque<_>) =
+                std::mem::take(calls).into_iter().partition(is_in_the_way);
+            *calls = kept;
+            refused.into_iter().for_each(|(call, _)| drop(call.reply.send(Err(FsError::Retry))));
+        }
+        self.waiting.retain(|_, calls| !calls.is_empty());
     }
 
     /// Ends the wait of all clients: this owner answers no more, and they ask the next one. What was executed may be in the log, and

@@ -249,6 +249,7 @@ impl Op<'_> {
         let record = SessionRecord { began_ns, is_silent: false, is_elsewhere };
         self.txn.put(self.keys.session(session), &record);
         self.volatile.sessions.insert(session, self.committed.0);
+        tracing::debug!(%session, is_elsewhere, "a session begins");
         Ok(session)
     }
 
@@ -279,6 +280,7 @@ impl Op<'_> {
 
     /// Ends a session: drops its leases, opens and id ranges, and removes inodes that only this session kept alive.
     pub(super) fn end_session(&mut self, session: SessionId) -> Result<(), Stop> {
+        tracing::debug!(%session, "a session ends");
         self.close_ranges(session)?;
         self.abandon_blobs(session, &[])?;
         for (key, bytes) in self.txn.scan(&self.keys.orphans(), usize::MAX)? {

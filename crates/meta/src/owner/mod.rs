@@ -350,6 +350,11 @@ impl Core {
         wait.iter().find(is_awaited).map(|(ino, _)| *ino)
     }
 
+    /// Whether a session that has locked these directories must forget a name in one of them, for which it needs the lock.
+    pub fn must_forget(&self, session: SessionId, dirs: &[Ino]) -> bool {
+        dirs.iter().any(|dir| self.volatile.watches.is_told(*dir, session))
+    }
+
     /// Sessions that have ended since the last call: nothing is to be sent to them any more.
     pub fn take_ended(&mut self) -> Vec<SessionId> {
         std::mem::take(&mut self.volatile.ended)

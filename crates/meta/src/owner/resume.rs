@@ -36,6 +36,9 @@ impl Op<'_> {
                 self.volatile.inherited.insert((*session, Keys::slot_of_key(&key)), (slot.seq, false));
             }
         }
+        if !self.volatile.absent.is_empty() {
+            tracing::info!(sessions = ?self.volatile.absent, "sessions of the earlier owner are waited for");
+        }
         for (key, bytes) in self.txn.scan(&self.keys.ranges(), usize::MAX)? {
             let IdRange { session, count, open } = self.txn.decode(&key, &bytes)?;
             if open == RangeState::Open {

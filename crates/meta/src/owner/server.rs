@@ -229,8 +229,8 @@ impl MetaService for Owner {
     fn call(&self, envelope: Envelope, request: MetaRequest) -> BoxFuture<'_, Result<MetaReply, FsError>> {
         Box::pin(async move {
             let (reply, answer) = oneshot::channel();
-            let Envelope { request: id, caller, answer: time, .. } = envelope;
-            self.shared.submit(Call { id, caller, answer: time, request, reply });
+            let Envelope { request: id, caller, answer: time, refusable, .. } = envelope;
+            self.shared.submit(Call { id, caller, answer: time, refusable, request, reply });
             answer.await.map_err(|_| FsError::Disconnected)?
         })
     }
@@ -434,7 +434,18 @@ impl Shared {
         let now = self.now(desk);
         let terms = Terms { caller: call.caller.as_ref(), answer: call.answer };
         match desk.core.execute(call.id, terms, &call.request, now) {
+            // Others wait for a name that this session does not forget before it has an answer: they might wait for one another.
+            Executed::Wait(_)
+                if call.refusable && desk.core.must_forget(call.id.session, &call.request.changed_dirs()) =>
+            {
+                let _ = call.reply.send(Err(FsError::Retry));
+                let released = desk.core.take_gone();
+                self.retry(desk, released);
+            }
             Executed::Wait(wait) => {
+                if !call.refusable {
+                    desk.refuse_in_the_way_of(&wait);
+                }
                 let (ino, _) = wait.first().expect("there is a reason to wait");
                 desk.waiting.entry(*ino).or_default().push_back((call, wait));
                 let released = desk.core.take_gone();

@@ -91,7 +91,9 @@ impl Core {
     /// wait for them either. Sessions of which nothing was heard for a day end.
     pub(crate) fn expire_sessions(&mut self, now: Now) -> Result<(), FsError> {
         let Volatile { absent, leases, sessions, .. } = &mut self.volatile;
-        absent.retain(|session| !leases.is_silent(*session, now.awake_ns));
+        for session in absent.extract_if(.., |session| leases.is_silent(*session, now.awake_ns)) {
+            tracing::warn!(%session, "a session of the earlier owner was not heard of: others do not wait for it any more");
+        }
         let old = |session: &&SessionId| leases.is_silent_for(**session, SESSION_KEPT_NS, now.awake_ns);
         let mut ended: Vec<SessionId> = sessions.keys().filter(old).copied().collect();
         ended.sort_unstable();

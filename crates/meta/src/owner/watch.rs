@@ -267,6 +267,12 @@ impl WatchTable {
         is_told.next().is_some_and(|first| first && is_told.all(|told| told))
     }
 
+    /// Whether `session` is being told of a name in a directory.
+    pub fn is_told(&self, dir: Ino, session: SessionId) -> bool {
+        let mut watches = self.dirs.get(&dir).into_iter().flatten();
+        watches.any(|watch| watch.session == session && !watch.pending.is_empty())
+    }
+
     /// Notes that `session` has forgotten a name. A confirmation of another event than the newest changes nothing.
     pub fn forgot(&mut self, dir: Ino, session: SessionId, name: &Bytes, number: u64) {
         let Some(watches) = self.dirs.get_mut(&dir) else { return };

@@ -98,7 +98,8 @@ fn errno_of(error: FsError) -> Errno {
         | FsError::Disconnected
         | FsError::Unknown
         | FsError::StaleMap => Errno::IO,
-        FsError::Stale => Errno::STALE,
+        // The kernel lets the locks of the directories go, and asks once more.
+        FsError::Stale | FsError::Retry => Errno::STALE,
         FsError::Unsupported => Errno::OPNOTSUPP,
         FsError::ReadOnly => Errno::ROFS,
     }

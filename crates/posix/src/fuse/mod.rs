@@ -36,6 +36,7 @@ use tokio::runtime::Handle;
 use dir::DirStream;
 use direct::CachedFiles;
 use locks::RangeHolders;
+use names::Refused;
 
 pub use mounts::{MountedFilesystem, forebay_mounts};
 
@@ -251,6 +252,7 @@ impl Mount {
                 kernel,
                 cached: Arc::default(),
                 range_holders: Arc::default(),
+                refused: Arc::default(),
                 may_block: transport == Transport::Device,
             });
             fuse
@@ -427,6 +429,7 @@ struct Fuse {
     kernel: Kernel,
     cached: Arc<CachedFiles>,
     range_holders: Arc<RangeHolders>,
+    refused: Arc<Refused>,
     /// Whether the thread that reads a request may do blocking work for it. A thread of a ring must not: the other requests
     /// of its CPU would wait.
     may_block: bool,

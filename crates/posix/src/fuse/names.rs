@@ -1,5 +1,9 @@
 //! Requests about names.
 
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
 use base::{FsError, Ino};
 use bytes::Bytes;
 use client::{Attr, Client, FileKind, MakeNode, NameTerm, OpenIntent, RenameMode, Whiteout};
@@ -44,10 +48,71 @@ async fn found(client: &Client, parent: Ino, name: &[u8]) -> Result<(Option<Attr
     Ok((Some(newer), term))
 }
 
+/// Threads whose change of a name was refused for a moment.
+///
+/// The kernel holds the locks of the directories until a change is answered, and needs them to forget a name in the same directories. If
+/// another machine waits for that, and this one for that machine, one of them is refused. ESTALE makes the kernel let the locks go, look
+/// the path up and ask again: once for each system call. The answer to that lookup waits until all names are forgotten that are to be.
+#[derive(Debug, Default)]
+pub(super) struct Refused(Mutex<HashMap<u32, Vec<Ino>>>);
+
+/// How long the kernel may take to forget names.
+const FORGETS_WITHIN: Duration = Duration::from_secs(1);
+/// Most threads that are remembered: each of them asks again at once.
+const REFUSED_MAX: usize = 4096;
+
+impl Refused {
+    fn threads(&self) -> MutexGuard<'_, HashMap<u32, Vec<Ino>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the change that a thread asks for may be refused.
+    fn may_be(&self, thread: u32) -> bool {
+        thread != 0 && self.threads().remove(&thread).is_none()
+    }
+
+    /// Whether a thread that was refused looks a name up without the locks of its change.
+    fn looks_again(&self, thread: u32, parent: Ino) -> bool {
+        self.threads().get(&thread).is_some_and(|dirs| !dirs.contains(&parent))
+    }
+
+    fn note(&self, thread: u32, dirs: Vec<Ino>) {
+        let mut threads = self.threads();
+        if threads.len() >= REFUSED_MAX {
+            threads.clear();
+        }
+        threads.insert(thread, dirs);
+    }
+}
+
 impl Fuse {
+    /// Runs a change of names, and answers with what comes of it.
+    fn change<T: Send, W: Future<Output = Result<T, FsError>> + Send>(
+        &self,
+        dirs: Vec<Ino>,
+        reply: Reply,
+        work: impl FnOnce(Client) -> W + Send + 'static,
+        answer: impl FnOnce(&Client, Reply, Result<T, FsError>) + Send + 'static,
+    ) {
+        let (thread, refused) = (reply.pid(), self.refused.clone());
+        let refusable = refused.may_be(thread);
+        self.run(reply, move |client, reply| async move {
+            let result = work(client.refusable(refusable)).await;
+            if matches!(result, Err(FsError::Retry)) {
+                refused.note(thread, dirs);
+            }
+            answer(&client, reply, result);
+        });
+    }
+
     pub(super) fn lookup(&self, parent: Ino, name: Bytes, reply: Reply) {
-        self.run(reply, |client, reply| async move {
-            match found(&client, parent, &name).await {
+        let looks_again = self.refused.looks_again(reply.pid(), parent);
+        self.run(reply, move |client, reply| async move {
+            let found = found(&client, parent, &name).await;
+            if looks_again {
+                let _ = tokio::time::timeout(FORGETS_WITHIN, client.has_forgotten_names()).await;
+            }
+            match found {
                 Ok((Some(attr), term)) => reply_entry(&client, reply, Ok((attr, term))),
                 Ok((None, term)) => reply.no_entry(client.name_term(&term)),
                 Err(error) => reply.error(errno(error)),
@@ -56,9 +121,12 @@ impl Fuse {
     }
 
     fn make_and_reply(&self, make: MakeNode, reply: Reply) {
-        self.run(reply, |client, reply| async move {
-            reply_entry(&client, reply, client.make_named(make).await);
-        });
+        self.change(
+            vec![make.parent],
+            reply,
+            |client| async move { client.make_named(make).await },
+            reply_entry,
+        );
     }
 
     pub(super) fn make_node(
@@ -93,15 +161,13 @@ impl Fuse {
     }
 
     pub(super) fn unlink(&self, parent: Ino, name: Bytes, reply: Reply) {
-        self.run(reply, |client, reply| async move {
-            reply_done(reply, client.unlink(parent, &name).await);
-        });
+        let work = move |client: Client| async move { client.unlink(parent, &name).await };
+        self.change(vec![parent], reply, work, |_, reply, result| reply_done(reply, result));
     }
 
     pub(super) fn remove_dir(&self, parent: Ino, name: Bytes, reply: Reply) {
-        self.run(reply, |client, reply| async move {
-            reply_done(reply, client.rmdir(parent, &name).await);
-        });
+        let work = move |client: Client| async move { client.rmdir(parent, &name).await };
+        self.change(vec![parent], reply, work, |_, reply, result| reply_done(reply, result));
     }
 
     pub(super) fn rename(
@@ -120,16 +186,17 @@ impl Fuse {
             libc::RENAME_EXCHANGE if !leaves => RenameMode::Exchange,
             _ => return reply.error(Errno::INVAL),
         };
-        self.run(reply, |client, reply| async move {
+        let dirs = vec![from.0, to.0];
+        let work = move |client: Client| async move {
             let (from, to) = ((from.0, &from.1[..]), (to.0, &to.1[..]));
-            reply_done(reply, client.rename_leaving(from, to, mode, whiteout).await);
-        });
+            client.rename_leaving(from, to, mode, whiteout).await
+        };
+        self.change(dirs, reply, work, |_, reply, result| reply_done(reply, result));
     }
 
     pub(super) fn link(&self, target: Ino, parent: Ino, name: Bytes, reply: Reply) {
-        self.run(reply, |client, reply| async move {
-            reply_entry(&client, reply, client.link_named(target, parent, &name).await);
-        });
+        let work = move |client: Client| async move { client.link_named(target, parent, &name).await };
+        self.change(vec![parent], reply, work, reply_entry);
     }
 
     /// O_TMPFILE.
@@ -156,7 +223,7 @@ impl Fuse {
         };
         let (opened, handle) = (self.open_flags_for(flags), self.new_handle());
         let exclusive = flags & libc::O_EXCL != 0;
-        self.run(reply, |client, reply| async move {
+        let work = move |client: Client| async move {
             let mut result = client.make_named(make).await;
             if matches!(result, Err(FsError::Exists)) && !exclusive {
                 // Another client created it first: then this is an open.
@@ -169,8 +236,10 @@ impl Fuse {
                     Err(error) => Err(error),
                 };
             }
-            let result = result.map(|(attr, term)| (attr, Some(term)));
-            super::files::reply_created(&client, reply, result, handle, opened);
+            result.map(|(attr, term)| (attr, Some(term)))
+        };
+        self.change(vec![parent], reply, work, move |client, reply, result| {
+            super::files::reply_created(client, reply, result, handle, opened);
         });
     }
 }

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use base::env::Env;
+use base::program::Program;
 use base::{DriveId, LedgerId};
 use bytes::Bytes;
 use serde::Serialize;
@@ -553,7 +554,7 @@ async fn greet(
     to: &mut (impl AsyncWrite + Unpin),
     lane: &Lane,
 ) -> io::Result<Welcome> {
-    let hello = GreetRequest::Hello { wants_facts: lane.is_first };
+    let hello = GreetRequest::Hello { wants_facts: lane.is_first, program: Program::this() };
     let message = message::pack_request(&GREET, &Envelope::default(), &hello);
     write_frame(to, &Frame { kind: FrameKind::Call, service: 0, call: 0, message }).await?;
     loop {

@@ -8,6 +8,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use base::env::Env;
+use base::program::Program;
 use base::{DriveId, FsError, LedgerId, SessionId};
 use serde::de::DeserializeOwned;
 use tokio::io::{BufReader, ReadHalf};
@@ -76,6 +77,8 @@ pub struct Server {
     streams: Mutex<BTreeMap<u64, Arc<EventStream>>>,
     /// Sessions of clients that are no nodes.
     sessions: Mutex<HashMap<(LedgerId, SessionId), BoundSession>>,
+    /// The programs of clients that are no nodes, as they told last.
+    programs: Mutex<BTreeMap<u32, Program>>,
 }
 
 /// A session of a client, for as long as its stream is there.
@@ -177,13 +180,23 @@ impl Server {
     /// A server of these services.
     pub fn new(env: &Env, services: Services) -> Arc<Self> {
         let incarnation = env.random.next_u64();
-        let (streams, sessions) = (Mutex::default(), Mutex::default());
-        Arc::new(Self { services: Mutex::new(Arc::new(services)), incarnation, streams, sessions })
+        Arc::new(Self {
+            services: Mutex::new(Arc::new(services)),
+            incarnation,
+            streams: Mutex::default(),
+            sessions: Mutex::default(),
+            programs: Mutex::default(),
+        })
     }
 
     /// Has these services from now on.
     pub fn set_services(&self, services: Services) {
         *self.services.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(services);
+    }
+
+    /// The programs of clients that are no nodes, by their numbers, as they told last.
+    pub fn programs(&self) -> MutexGuard<'_, BTreeMap<u32, Program>> {
+        self.programs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn services(&self) -> Arc<Services> {
@@ -337,7 +350,10 @@ impl Serving {
             Ok(GreetRequest::Hello { .. }) if self.trust == Trust::Stranger => {
                 (Ok(Welcome { incarnation: self.server.incarnation, ledgers: Vec::new() }), false)
             }
-            Ok(GreetRequest::Hello { wants_facts }) => {
+            Ok(GreetRequest::Hello { wants_facts, program }) => {
+                if let Trust::Client(rights) = &self.trust {
+                    self.server.programs().insert(rights.client, program);
+                }
                 let services = self.server.services();
                 let ledgers =
                     services.owners.iter().map(|(ledger, (opened, _))| (*ledger, *opened)).collect();

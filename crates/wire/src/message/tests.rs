@@ -1,6 +1,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
+use base::program::Program;
 use base::{DriveId, DriveUuid, Epoch, ExtentId, FsError, Ino, LeaseId, NodeId, PgId, Seq, ShardIndex};
 use serde::de::{DeserializeOwned, Deserializer, Error as _, Visitor};
 
@@ -353,7 +354,12 @@ fn new_node() -> NewNode {
         addresses: vec!["10.0.0.2:7740".to_owned()],
         zone: "z".to_owned(),
         rack: "r".to_owned(),
+        format_level: 3,
     }
+}
+
+fn program() -> Program {
+    Program { version: "1.2.3".to_owned(), format_level: 3 }
 }
 
 fn addresses() -> Vec<NodeAddresses> {
@@ -482,6 +488,7 @@ fn answers_of_nodes() -> Vec<(&'static str, Vec<u8>)> {
                 uptime_s: 300,
                 wall_ns: -300,
                 s3: Some(text("http://a:1")),
+                format_level: 3,
             })),
         ),
         ("answer: probed", encoding::encode(&ClusterReply::Probed { wall_ns: -300 })),
@@ -524,6 +531,7 @@ fn others() -> Vec<(&'static str, Vec<u8>)> {
                 caller,
                 answer: again,
                 grant: None,
+                refusable: true,
             }),
         ),
         ("answer: welcome", pack_answer(0, AnswerHead::default(), &Ok(welcome)).body.to_vec()),
@@ -591,7 +599,7 @@ fn lines<T: Serialize + Payload + DeserializeOwned + PartialEq + fmt::Debug>(
 /// Bytes that programs of other versions send. Version 1 is frozen when machines join.
 #[test]
 fn messages_have_the_golden_bytes() {
-    let hello = vec![GreetRequest::Hello { wants_facts: true }];
+    let hello = vec![GreetRequest::Hello { wants_facts: true, program: program() }];
     let mut all = lines(GREET, hello);
     all.extend(lines(SESSION, sessions()));
     all.extend(lines(OWNER, owner_requests()));

@@ -110,6 +110,37 @@ pub(crate) enum S3Command {
 }
 
 #[derive(Debug, Subcommand)]
+pub(crate) enum UpgradeCommand {
+    /// Show the program of each node and client, and whether newer formats may be written.
+    #[command(after_help = UPGRADE_HELP)]
+    Status {
+        /// The directory of any node.
+        dir: PathBuf,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Let all nodes write the newest formats that they know, for good: programs that do not know them do not start any more. Refused
+    /// while a node has an older program, or does not answer.
+    #[command(after_help = UPGRADE_HELP)]
+    Finalize {
+        /// The directory of any node.
+        dir: PathBuf,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+const UPGRADE_HELP: &str = "An upgrade goes from node to node, while the cluster works: forebay node stop-check, forebay stop DIR --keep-mounts, the new
+program, forebay start DIR, until `forebay upgrade status` shows no older one. Until `forebay upgrade finalize`, each node can go
+back to its last program in the same way.
+
+Examples:
+  forebay upgrade status /srv/forebay
+  forebay upgrade finalize /srv/forebay";
+
+#[derive(Debug, Subcommand)]
 pub(crate) enum NodeCommand {
     /// List the nodes of the cluster.
     #[command(after_help = "Example:\n  forebay node list /srv/forebay")]
