@@ -17,6 +17,7 @@ use rustix::io::Errno;
 use rustix::process::{
     Pid, PidfdFlags, Resource, Rlimit, Signal, getrlimit, pidfd_open, pidfd_send_signal, setrlimit, setsid,
 };
+use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
@@ -310,16 +311,20 @@ impl Running {
     }
 }
 
-fn run(dir: &NodeDir, args: &StartArgs) -> Result<Ended> {
-    raise_file_limit();
-    let known_admin = env().files.exists(&dir.admin_credentials()) || Member::is_in(&env(), dir)?;
+/// The runtime of a node.
+fn runtime() -> Result<Runtime> {
     // A thread begins with the CPUs of the one that started it, which may be bound to one.
     let cpus = rustix::thread::sched_getaffinity(None)?;
     let use_all = move || {
         let _ = rustix::thread::sched_setaffinity(None, &cpus);
     };
-    let runtime =
-        tokio::runtime::Builder::new_multi_thread().enable_all().on_thread_start(use_all).build()?;
+    Ok(tokio::runtime::Builder::new_multi_thread().enable_all().on_thread_start(use_all).build()?)
+}
+
+fn run(dir: &NodeDir, args: &StartArgs) -> Result<Ended> {
+    raise_file_limit();
+    let known_admin = env().files.exists(&dir.admin_credentials()) || Member::is_in(&env(), dir)?;
+    let runtime = runtime()?;
     let _watchdog = Watchdog::start(runtime.handle().clone());
     let mut asked = signals(dir)?;
     let later = asked.clone();

@@ -3,6 +3,8 @@
 //! A client must not lose a lease because the owner's log did not answer, or because the machine was suspended: in that
 //! time the client could not commit, and the owner could not hear it.
 
+use base::env::Env;
+
 use super::lease::RECALL_IDLE_NS;
 
 /// The time of an operation.
@@ -35,6 +37,13 @@ impl Default for AwakeClock {
 }
 
 impl AwakeClock {
+    /// The time now. Of a pause between two ticks, so much counts at most.
+    pub(super) fn time(&self, env: &Env, pause_max_ns: u64) -> Now {
+        let boot_ns = env.clock.boot_ns();
+        let heard_ns = self.latest_ns(boot_ns, pause_max_ns);
+        Now { wall_ns: env.clock.wall_ns(), boot_ns, awake_ns: self.now_ns(), heard_ns }
+    }
+
     /// The owner ticks: `boot_ns` is the boot clock, `committed` the last durable batch, `is_appending` whether another is
     /// on its way to the log. Of a longer time between ticks, only `longest_ns` counts: the rest is a suspended machine.
     pub(super) fn tick(&mut self, boot_ns: u64, committed: u64, is_appending: bool, longest_ns: u64) {

@@ -47,6 +47,14 @@ pub(super) struct Appending {
     pub(super) work: BoxFuture<'static, Result<(), AppendError>>,
 }
 
+/// The result of the running append; pends for ever if there is none.
+pub(super) async fn appended(appending: &mut Option<Appending>) -> Result<(), AppendError> {
+    match appending {
+        Some(appending) => (&mut appending.work).await,
+        None => std::future::pending().await,
+    }
+}
+
 pub(super) struct StoreJob {
     pub(super) table: Arc<ChangeTable>,
     pub(super) applied: Applied,

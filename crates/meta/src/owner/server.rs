@@ -22,7 +22,7 @@ use wire::position::Position;
 use wire::replica::{ReplicaReply, ReplicaRequest, ReplicaService};
 
 use super::awake::AwakeClock;
-use super::desk::{Answer, Appending, Call, Desk, Pending, StoreJob};
+use super::desk::{Answer, Appending, Call, Desk, Pending, StoreJob, appended};
 use super::lease::RECALL_IDLE_NS;
 use super::options::{OwnerOptions, OwnerStat};
 use super::pressure::Pressure;
@@ -103,7 +103,8 @@ impl Owner {
         let beginning = evidence.decide(&history, Lineage(env.random.next_u64()))?;
         let mut core = Core::new(ledger, Store::new(state), (sealed.epoch, tail));
         let damaged = |error: FsError| OwnerError::Damaged { ledger, what: error.to_string() };
-        core.start(now(&env, &AwakeClock::default()), beginning, earlier_sessions).map_err(damaged)?;
+        core.start(AwakeClock::default().time(&env, PAUSE_COUNTED_NS), beginning, earlier_sessions)
+            .map_err(damaged)?;
         let (stores, store_jobs) = mpsc::channel(1);
         let (events, happened) = mpsc::unbounded_channel();
         let replicas = Arc::new(Replicas::new(env.clone(), core.bottom(), standby_grace));
@@ -252,25 +253,11 @@ fn runtime() -> tokio::runtime::Runtime {
     builder.enable_time().build().expect("the system has descriptors left for a runtime")
 }
 
-fn now(env: &Env, awake: &AwakeClock) -> Now {
-    let boot_ns = env.clock.boot_ns();
-    let heard_ns = awake.latest_ns(boot_ns, PAUSE_COUNTED_NS);
-    Now { wall_ns: env.clock.wall_ns(), boot_ns, awake_ns: awake.now_ns(), heard_ns }
-}
-
 /// An error and its causes as text.
 pub(super) fn with_causes(error: &dyn std::error::Error) -> String {
     match error.source() {
         Some(source) => format!("{error}: {}", with_causes(source)),
         None => error.to_string(),
-    }
-}
-
-/// The result of the running append; pends for ever if there is none.
-async fn appended(appending: &mut Option<Appending>) -> Result<(), AppendError> {
-    match appending {
-        Some(appending) => (&mut appending.work).await,
-        None => std::future::pending().await,
     }
 }
 
@@ -324,7 +311,7 @@ impl Shared {
     }
 
     fn now(&self, desk: &Desk) -> Now {
-        now(&self.env, &desk.awake)
+        desk.awake.time(&self.env, PAUSE_COUNTED_NS)
     }
 
     /// Executes a request on the caller's thread. If that thread may block, it also appends the batch. If an append is
