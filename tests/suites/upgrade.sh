@@ -31,7 +31,7 @@ begin() {
     on 1 timeout 150 "$OLD" log move "$WORK/1" etcd
     token=$(on 1 "$OLD" token create "$WORK/1" --role client --squash none)
     on 4 timeout 60 "$OLD" join "$token" "$WORK/4" --name client </dev/null
-    on 4 timeout 60 "$OLD" mount "$WORK/4" main "$WORK/4/mnt"
+    on 4 timeout 60 "$OLD" mount "$WORK/4" "$WORK/4/mnt"
     stage_tree 200 "$WORK/tree"
     cp -a "$WORK/tree" "$WORK/1/mnt/tree"
     sync_files "$WORK/1/mnt/tree"
