@@ -108,6 +108,10 @@ stays_away() {
     wait_until 60 drives_are 4 out
     wait_until 60 is_whole
     same_tree "$WORK/tree" "$WORK/1/mnt/tree"
+    # Each restored what its own drives got; some went to drives that are not the owner's.
+    status 1 | jq '.filesystems[0].repair'
+    status 1 | jq -e '.filesystems[0].repair | .rebuilt_shards > 0 and .helped_shards > 0 and .helped_shards <= .rebuilt_shards'
+    cat "$WORK"/[123]/log/forebay.log | not grep "does not restore shards"
 }
 is_whole() { status 1 | jq -e '.state == "healthy" and all(.drives[]; .groups == 0 or .state == "up")' >/dev/null; }
 

@@ -112,9 +112,15 @@ END
 }
 s3_put_is() { s3_put object >"$WORK/put" && grep -qE "$1" "$WORK/put"; }
 
+# refused_for_metadata: the log may have had room left, for many objects.
+refused_for_metadata() {
+    write_some "more-$((more += 1))" 20000 8000 || true
+    s3_put_is '^507 InsufficientStorage .*for the metadata'
+}
 # The drives have room: neither S3 nor `status` may say that they are full.
 metadata_is_named() {
-    wait_until 30 s3_put_is '^507 InsufficientStorage .*for the metadata' || { cat "$WORK/put" && return 1; }
+    local more=0
+    wait_until 30 refused_for_metadata || { cat "$WORK/put" && return 1; }
     cat "$WORK/put"
     not grep -q 'on the drives\.' "$WORK/put"
     status_of '.problems[]' | tee "$WORK/problems"

@@ -67,6 +67,8 @@ owner_process_dies() {
     here=$(owner 1)
     other=$(another "$here")
     beside "$here" kill -KILL "$(member_pid "$here")"
+    # What an operator asks goes to the next owner.
+    on "$other" timeout 12 "$FOREBAY" node list "$WORK/$other"
     owner_is_not "$other" "$here"
     member_start "$here"
     wait_until 90 healthy "$here"
@@ -97,6 +99,8 @@ owner_stops() {
     here=$(owner 1)
     other=$(another "$here")
     beside "$other" on "$here" timeout 120 "$FOREBAY" stop "$WORK/$here" </dev/null
+    # What an operator asks goes to the next owner.
+    on "$other" timeout 12 "$FOREBAY" node list "$WORK/$other"
     owner_is_not "$other" "$here"
     member_start "$here"
     wait_until 90 healthy "$here"

@@ -119,9 +119,18 @@ next_level() {
     on 1 "$NEXT" upgrade status "$WORK/1"
     expect_fail "node 0 .* has .*, level 1, node 2 .n3. has .*, level 1" on 2 "$NEXT" upgrade finalize "$WORK/2"
     works_everywhere
+    # Older nodes refuse a message that they do not know, and nothing else.
+    for ((node = 0; node < 10; node++)); do
+        [ "$(owner 2)" != 2 ] || break
+        owner_leaves "$(owner 2)"
+    done
+    levels 2 | jq -e '.behind == [0, 2] and all(.nodes[]; .version != null)'
+    grep -h "a message of the next level is answered.*novel=Err" "$WORK/2/log/forebay.log" >/dev/null
+    works_everywhere
     upgraded "$NEXT" last
     # One that does not answer may have gone back.
     on 3 timeout 60 "$NEXT" stop "$WORK/3" --keep-mounts </dev/null
+    wait_until 30 owner_is_not 1 3
     levels 1 | jq -e '.finalize_to == null and .behind == [2]'
     expect_fail "node 2 .n3. does not answer" on 1 "$NEXT" upgrade finalize "$WORK/1"
     # Nothing was written that it could not read.
@@ -129,6 +138,13 @@ next_level() {
     wait_until 90 healthy 3
     becomes 3 "$NEXT"
     levels 1 | jq -e '.format_level == 1 and .finalize_to == 2 and .behind == [] and .novelty == null'
+}
+# owner_leaves NODE: another node owns the metadata from now on. The process of this one begins anew, so it is asked at node 2.
+owner_leaves() {
+    on 2 "$NEXT" node maintenance "$WORK/2" "$(($1 - 1))" --for 1m
+    wait_until 30 owner_is_not 2 "$1"
+    on 2 "$NEXT" node maintenance "$WORK/2" "$(($1 - 1))" --end
+    wait_until 90 healthy "$1"
 }
 finalized() {
     on 3 "$NEXT" upgrade finalize "$WORK/3"
@@ -151,7 +167,7 @@ finalized() {
     on 1 timeout 120 "$NEXT" start "$WORK/1" </dev/null
     for node in 1 2 3; do wait_until 60 mounted "$node" && wait_until 90 healthy "$node"; done
     works_everywhere
-    FOREBAY=$NEXT
+    local token
     token=$(on 1 "$NEXT" token create "$WORK/1")
     expect_fail "formats of level 2.*those up to level 1" on 4 timeout 60 "$NEW" join "$token" "$WORK/late" --drives 1 --address "$(address 4)" </dev/null
 }

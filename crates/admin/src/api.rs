@@ -140,6 +140,12 @@ pub struct RepairInfo {
     pub healed_shards: u64,
     /// Bytes per second while there is work.
     pub bytes_per_s: u64,
+    /// Other nodes that restore shards on their drives now.
+    #[serde(default)]
+    pub helpers: u32,
+    /// Shards that other nodes restored.
+    #[serde(default)]
+    pub helped_shards: u64,
     /// Seconds until everything is done that can be repaired and rebuilt now.
     pub eta_s: Option<u64>,
     /// Extents with fewer shards left than a read needs.

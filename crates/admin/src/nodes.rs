@@ -31,9 +31,6 @@ pub struct NodeInfo {
     /// Version of its program, as it told now; as the following, `None` if it does not answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
-    /// The newest format level that it knows.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub format_level: Option<u32>,
     /// Seconds since its process began.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uptime_s: Option<u64>,

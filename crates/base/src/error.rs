@@ -92,8 +92,8 @@ pub enum FsError {
     /// There was no answer: the operation may have happened, and may even happen later.
     #[error("no answer: it may have happened")]
     Unknown,
-    /// Something else must come first that waits for the one who asks; nothing has happened. Only those see this error who say that they
-    /// let it come first and ask again.
+    /// Another request must come first, and waits for this client; nothing has happened. A client gets this error only if it says that it
+    /// gives way and asks again.
     #[error("refused for a moment")]
     Retry,
 }

@@ -168,6 +168,11 @@ impl ExtentIo {
         self.bonds.with(|bond| bond.owner.as_ref()?.position())
     }
 
+    /// As it becomes another one.
+    pub(crate) fn topologies(&self) -> watch::Receiver<Arc<Topology>> {
+        self.topology.clone()
+    }
+
     pub(crate) fn topology(&self) -> Arc<Topology> {
         self.topology.borrow().clone()
     }

@@ -84,10 +84,11 @@ pub use reach::Reach;
 pub use read::ReadAccess;
 pub use rebuild::{LeftPage, MissingPage, RebuildGroup};
 pub use reclaim::{FreeCursor, ReclaimStep};
-pub use repair::{OwedCursor, OwedPage, RepairOutcome};
+pub use repair::{OwedCursor, OwedPage};
 pub use shortage::{Scarce, Shortage};
 pub use tier::{FileTiers, PartsPage, UploadError};
 pub use topology::{Limits, Topology};
+pub use wire::cluster::RepairOutcome;
 pub use wire::guard::Guard;
 pub use wire::lock::{FileLock, LockSpace};
 pub use wire::message::Caller;
@@ -267,6 +268,11 @@ impl EventSink for EventQueue {
 }
 
 impl Client {
+    /// The ledger of the filesystem.
+    pub fn ledger(&self) -> LedgerId {
+        self.inner.ledger
+    }
+
     /// Registers with the owner and starts the background tasks.
     pub async fn open(options: ClientOptions) -> Result<Self, FsError> {
         let (events, inbox) = mpsc::unbounded_channel();

@@ -2,8 +2,9 @@
 
 use std::collections::HashMap;
 
-use base::{DriveId, ExtentId, FsError};
+use base::{DriveId, Epoch, ExtentId, FsError, NodeId};
 use layout::DriveState;
+use wire::cluster::RepairOutcome;
 use wire::drive::{ShardEntry, ShardShape};
 use wire::meta::{ExtentRef, MetaReply, MetaRequest, OwedEntry};
 
@@ -24,22 +25,6 @@ pub struct OwedPage {
     pub payable: Vec<OwedEntry>,
     /// Where to continue; `None` at the end of the pass.
     pub next: OwedCursor,
-}
-
-/// The result for an owed shard.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RepairOutcome {
-    /// It is stored.
-    Stored {
-        /// Length of the shard.
-        bytes: u64,
-    },
-    /// Its extent was deleted in the meantime.
-    Gone,
-    /// The drive does not accept it now.
-    NotNow,
-    /// Fewer than k shards of the extent can be read: data is lost unless a drive comes back.
-    Unreadable,
 }
 
 impl Client {
@@ -66,14 +51,40 @@ impl Client {
         Ok(OwedPage { payable: page.into_iter().filter(can_pay).collect(), next })
     }
 
+    /// The node with the drive that gets a shard when it is restored.
+    pub fn node_of(&self, shard: &OwedEntry) -> Option<NodeId> {
+        let topology = self.inner.extents.topology();
+        let drive = topology.map.group(shard.pg)?.members.get(usize::from(shard.shard.0))?;
+        topology.map.drive(*drive).map(|drive| NodeId(drive.place.node))
+    }
+
+    /// The epoch of the cluster map that is used now.
+    pub fn map_epoch(&self) -> Epoch {
+        self.inner.extents.topology().map.epoch
+    }
+
+    /// Waits until the cluster map is the one of this epoch, or a later one.
+    pub async fn has_map(&self, epoch: Epoch) {
+        let mut topologies = self.inner.extents.topologies();
+        if topologies.wait_for(|topology| topology.map.epoch >= epoch).await.is_err() {
+            // The last one stays.
+            std::future::pending().await
+        }
+    }
+
+    /// Deletes nothing while others restore shards.
+    pub async fn undeleted<T>(&self, restoring: impl Future<Output = T>) -> T {
+        let _not_deleting = self.inner.deleting.read().await;
+        restoring.await
+    }
+
     /// Reconstructs a shard that is owed, missing or damaged, and stores it on the drive that now has its position in
     /// the group. [`Client::tell_repaired`] tells the owner of shards that were owed. An extent that is deleted in the
     /// meantime stays deleted.
     pub async fn repair_shard(&self, entry: &OwedEntry) -> RepairOutcome {
-        let _not_deleting = self.inner.deleting.read().await;
         let OwedEntry { id, pg, k, n, extent_len, .. } = *entry;
         let extent = ExtentRef { id, pg, k, n, extent_len, extent_off: 0 };
-        match self.inner.extents.restore_shard(&extent, entry.shard).await {
+        match self.undeleted(self.inner.extents.restore_shard(&extent, entry.shard)).await {
             Ok(bytes) => RepairOutcome::Stored { bytes },
             Err(RestoreShardError::NotNow) => RepairOutcome::NotNow,
             Err(RestoreShardError::Gone) => RepairOutcome::Gone,

@@ -71,7 +71,7 @@ impl Cluster {
     }
 
     /// The condition of the drives, by their records.
-    fn seen(&self) -> Seen {
+    pub(crate) fn seen(&self) -> Seen {
         let those = |readable: &[DriveState]| -> BTreeSet<DriveId> {
             let drives = self.now.drives.values().filter(|drive| readable.contains(&drive.state));
             drives.map(|drive| drive.id).collect()

@@ -8,20 +8,23 @@ use std::time::Duration;
 use base::units::MIB;
 use base::{ClusterId, DriveId, DriveUuid, LedgerId};
 use client::{Client, ClientOptions, Peers, Reach, Topology};
+use control::Plan;
 use drive::{Drive, Existing, FormatOptions, OpenOptions, Preallocate, Trim};
 use layout::DriveState;
 use meta::state::State;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use upkeep::{
-    DamageKeeper, OrphanCollector, OrphanOptions, Pace, PackOptions, Packer, Reclaimer, Repairer,
-    ScrubTargets, Scrubber,
+    DamageKeeper, OrphanCollector, OrphanOptions, OtherNodes, Pace, PackOptions, Packer, Reclaimer,
+    RepairStat, Repairer, ScrubTargets, Scrubber,
 };
 use wire::drive::DriveService;
 
 use crate::cluster::ControlNode;
 use crate::disks::SimDrive;
+use crate::helpers::Helpers;
 use crate::owners::Owners;
+use crate::spread::Links;
 use crate::store::Tier;
 use crate::world::{Machine, World};
 
@@ -141,6 +144,27 @@ fn scrub_targets(drives: &Drives, client: Client) -> ScrubTargets {
     ScrubTargets { drives: drives.iter().map(service).collect(), clients: [(LEDGER, client)].into() }
 }
 
+/// The cluster map as a client knows it. Another machine learns of each change some time later.
+fn map_of(
+    world: &World,
+    (boot, client): (u64, u32),
+    mut all: watch::Receiver<Arc<Topology>>,
+) -> watch::Receiver<Arc<Topology>> {
+    if client == 0 || !world.scenario.drifts {
+        return all;
+    }
+    let (tell, told) = watch::channel(all.borrow_and_update().clone());
+    let dice = world.dice(0x1a_7e00 + (boot << 32) + u64::from(client));
+    tokio::spawn(async move {
+        while all.changed().await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(dice.below(*dice.of(&[10, 500, 4000])))).await;
+            let next = all.borrow_and_update().clone();
+            tell.send_replace(next);
+        }
+    });
+    told
+}
+
 impl Node {
     /// Starts the node from its disks, as tasks of the present runtime.
     ///
@@ -158,13 +182,17 @@ impl Node {
         let mut tier = Tier::new(world, boot);
         let mut clients = Vec::new();
         let peers = Peers::default();
+        let links = world.scenario.link_bytes_per_s.map(Links::new);
         for number in 0..world.scenario.clients {
             let options = ClientOptions {
                 env: world.env_of(Machine::Client(number)),
                 runtime: Handle::current(),
                 ledger: LEDGER,
                 owner: owners.seat(number),
-                topology: topology.clone(),
+                topology: match &links {
+                    Some(links) => links.of(number, topology.clone()),
+                    None => map_of(world, (boot, number), topology.clone()),
+                },
                 profile: world.cluster().profile(),
                 dirty_bytes_max: 4 * MIB,
                 map_bytes_max: 4096,
@@ -179,9 +207,10 @@ impl Node {
         }
         let reclaimer = Reclaimer::start(clients[0].clone(), &Handle::current());
         let env = || world.env_of(Machine::Client(0));
-        let pace = Arc::new(Pace::new(env()));
-        let (client, runtime) = (clients[0].clone(), Handle::current());
-        let repairer = Repairer::start(env(), client.clone(), pace.clone(), &runtime);
+        let (pace, client, runtime) = (Arc::new(Pace::new(env())), clients[0].clone(), Handle::current());
+        let helpers =
+            world.scenario.helps.then(|| Helpers::new(world, boot, &clients) as Arc<dyn OtherNodes>);
+        let repairer = Repairer::start(env(), client.clone(), helpers, pace.clone(), &runtime);
         let start_packer = || Packer::start(env(), client.clone(), pace.clone(), PACKING, &runtime);
         let packer = world.scenario.packs.then(start_packer);
         let damage = DamageKeeper::start(env(), client.clone(), pace.clone(), &runtime);
@@ -217,6 +246,29 @@ impl Node {
         let set = self.control.write_set(world).await;
         let topology = world.cluster().topology(&self.drives, set);
         self.publish.send_replace(Arc::new(topology));
+    }
+
+    /// Gives drives up that nobody can read.
+    pub(crate) async fn give_up(&self, world: &World, lost: &[DriveId]) {
+        let mut seen = world.cluster().seen();
+        for id in lost {
+            seen.up.remove(id);
+            seen.readable.remove(id);
+        }
+        let decide = |plan: &mut Plan| lost.iter().for_each(|id| plan.give_up(*id, &seen));
+        self.control.plan(world, decide).await;
+        self.publish(world).await;
+    }
+
+    /// Whether the drives that got positions have all their shards.
+    pub(crate) fn is_rebuilt(&self, world: &World) -> bool {
+        let rebuilt = self.repairer.rebuilt();
+        world.cluster().rebuilding().iter().all(|group| rebuilt.get(&group.id) == Some(&group.epoch))
+    }
+
+    /// The progress of repair.
+    pub(crate) fn repair_stat(&self) -> RepairStat {
+        self.repairer.stat()
     }
 
     /// Begins to detach the object store, unless that has begun.

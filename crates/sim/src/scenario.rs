@@ -76,6 +76,10 @@ pub struct Scenario {
     pub node_drives: u32,
     /// There is one drive more, which is added at some time, or replaces the drive that is lost.
     pub grows: bool,
+    /// Clients other than the first restore shards on the drives of their nodes, so that the first need not.
+    pub helps: bool,
+    /// Each client is the machine with the drives of one node, and machines send so many bytes per second to each other.
+    pub link_bytes_per_s: Option<u64>,
 }
 
 const MIB: u64 = 1 << 20;
@@ -124,6 +128,8 @@ impl Scenario {
             early: dice.once_in(2),
             node_drives: *dice.of(&[1, 2, 2]),
             grows: dice.once_in(3) && !fills,
+            helps: true,
+            link_bytes_per_s: None,
         };
         // At most one drive may lack shards at a time.
         scenario.copies_return &= profile.m() > 0
@@ -136,6 +142,48 @@ impl Scenario {
         (scenario.store_fails, scenario.detaches) =
             (scenario.store_fails && scenario.tiers, scenario.detaches && scenario.tiers && !fills);
         scenario
+    }
+
+    /// Machines with drives and one client each, behind a network, without work and faults.
+    pub(crate) fn quiet(machines: u32, node_drives: u32, helps: bool, link_bytes_per_s: u64) -> Self {
+        Self {
+            seed: 1,
+            profile: "r2".parse().expect("this is a profile"),
+            drives: machines * node_drives,
+            drive_bytes: 256 * MIB,
+            meta_dirs: 1,
+            clients: machines,
+            processes: 0,
+            operations: 0,
+            boots: 1,
+            repeat_once_in: u64::MAX,
+            drives_die: false,
+            syncs_fail: false,
+            bits_flip: false,
+            drives_slow: false,
+            fills: false,
+            packs: false,
+            scrubs: false,
+            narrows: false,
+            loses: true,
+            converts: false,
+            tiers: false,
+            store_fails: false,
+            detaches: false,
+            copies_return: false,
+            dawdles: false,
+            log_loses: false,
+            rivals: false,
+            cuts: false,
+            log_entry_bytes: usize::MAX,
+            drifts: false,
+            client_dies: false,
+            early: false,
+            node_drives,
+            grows: false,
+            helps,
+            link_bytes_per_s: Some(link_bytes_per_s),
+        }
     }
 
     /// The drive that comes later.

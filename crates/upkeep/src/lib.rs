@@ -25,7 +25,7 @@ pub use orphans::{OrphanCollector, OrphanOptions, OrphanStat};
 pub use pace::{BYTES_PER_S_MIN, Pace};
 pub use packer::{PackOptions, PackStat, PackWait, Packer, UsedGroups};
 pub use reclaim::{ReclaimStat, Reclaimer};
-pub use repair::{RepairStat, Repairer};
+pub use repair::{OtherNodes, RepairStat, Repairer};
 pub use scrub::{ScrubMark, ScrubStat, ScrubTargets, Scrubber};
 pub use store::{S3Store, StoreSettings, StoreSettingsError};
 pub use tiering::{GivesWay, TierOptions, Tiering, TieringStat};

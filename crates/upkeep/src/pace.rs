@@ -1,8 +1,11 @@
 //! How fast background work may go: a token bucket shared by all reconcilers of a node.
 
+use std::collections::BTreeMap;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use base::NodeId;
 use base::env::Env;
 use base::units::MIB;
 use wire::drive::Foreground;
@@ -44,6 +47,8 @@ pub struct Pace {
     bytes_per_s: AtomicU64,
     paused: AtomicBool,
     tokens: Bucket,
+    /// The same of other nodes, for what is done there.
+    elsewhere: Mutex<BTreeMap<NodeId, Bucket>>,
     /// In microseconds; 0: however long users wait.
     keep_p99_below_us: AtomicU64,
     /// As it was at the last look, in microseconds; 0: there were no users.
@@ -69,6 +74,7 @@ impl Pace {
             bytes_per_s: AtomicU64::new(DEFAULT_BYTES_PER_S),
             paused: AtomicBool::new(false),
             tokens,
+            elsewhere: Mutex::default(),
             keep_p99_below_us: AtomicU64::new(KEEP_P99_BELOW.as_micros() as u64),
             p99_us: AtomicU64::new(0),
             share: AtomicU64::new(SHARE_ALL),
@@ -144,8 +150,14 @@ impl Pace {
         Duration::from_nanos(bytes.saturating_mul(2_000_000_000) / self.bytes_per_s())
     }
 
-    /// Takes `bytes` if they may move now; otherwise returns how long to wait.
-    fn take(&self, bytes: u64, strained: bool, urgency: Urgency, now_ns: u64) -> Result<(), Duration> {
+    /// Takes `bytes` if they may move now, at another node or here; otherwise returns how long to wait.
+    fn take(
+        &self,
+        node: Option<NodeId>,
+        bytes: u64,
+        (strained, urgency): (bool, Urgency),
+        now_ns: u64,
+    ) -> Result<(), Duration> {
         if self.is_paused() {
             return Err(WAIT_MAX);
         }
@@ -154,7 +166,15 @@ impl Pace {
             Urgency::Bare => self.bytes_per_s(),
         };
         let rate = held / if strained { 2 } else { 1 };
-        self.tokens.take(bytes, rate, rate * BURST_S, now_ns).map_err(|wait| wait.min(WAIT_MAX))
+        let take = |tokens: &Bucket| tokens.take(bytes, rate, rate * BURST_S, now_ns);
+        let taken = match node {
+            None => take(&self.tokens),
+            Some(node) => {
+                let mut elsewhere = self.elsewhere.lock().expect("no holder of this lock panics");
+                take(elsewhere.entry(node).or_insert_with(|| Bucket::new(now_ns)))
+            }
+        };
+        taken.map_err(|wait| wait.min(WAIT_MAX))
     }
 
     /// As [`Pace::permit`], for work that has a limit of its own and only reads from drives: it waits only when drives
@@ -165,12 +185,17 @@ impl Pace {
 
     /// Waits for permission to move `bytes`, at most for a moment.
     pub(crate) async fn permit(&self, bytes: u64, strained: bool) -> Permit {
-        self.permit_of(bytes, strained, Urgency::Usual).await
+        self.permit_at(None, bytes, (strained, Urgency::Usual)).await
     }
 
-    /// The same for work that may be urgent.
-    pub(crate) async fn permit_of(&self, bytes: u64, strained: bool, urgency: Urgency) -> Permit {
-        match self.take(bytes, strained, urgency, self.env.clock.boot_ns()) {
+    /// The same for work that may be urgent, and may be done at another node: each has the whole rate.
+    pub(crate) async fn permit_at(
+        &self,
+        node: Option<NodeId>,
+        bytes: u64,
+        pressure: (bool, Urgency),
+    ) -> Permit {
+        match self.take(node, bytes, pressure, self.env.clock.boot_ns()) {
             Ok(()) => Permit::Given,
             Err(wait) => {
                 tokio::time::sleep(wait).await;
@@ -196,7 +221,7 @@ mod tests {
         let (mut now, mut bytes) = (10 * S, 0);
         let end = now + seconds * S;
         while now < end {
-            match pace.take(MIB, strained, urgency, now) {
+            match pace.take(None, MIB, (strained, urgency), now) {
                 Ok(()) => bytes += MIB,
                 Err(wait) => now += (wait.as_nanos() as u64).max(1000),
             }

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::BoxFuture;
 use crate::message::Payload;
+use crate::meta::OwedEntry;
 
 /// The longest that a question for records waits for news.
 pub const RECORDS_WAIT_MAX: Duration = Duration::from_secs(20);
@@ -271,6 +272,42 @@ pub enum HostRequest {
         /// What it measures beside that.
         what: CheckParts,
     },
+    /// Restores shards on its drives. Takes [`RESTORE_MAX`] at most. Answer: `Restored`.
+    Restore(RestoreOrder),
+}
+
+/// The longest that a node works on an order to restore shards.
+pub const RESTORE_MAX: Duration = Duration::from_secs(20);
+/// The most shards in one order.
+pub const RESTORE_SHARDS_MAX: usize = 16;
+
+/// Shards that a node is to reconstruct from others and to store on its drives.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RestoreOrder {
+    /// The filesystem, by its name.
+    pub filesystem: String,
+    /// Its ledger.
+    pub ledger: LedgerId,
+    /// The cluster map by which the node was chosen. One with an earlier map might take another drive.
+    pub map: Epoch,
+    /// Which ones; at most [`RESTORE_SHARDS_MAX`].
+    pub shards: Vec<OwedEntry>,
+}
+
+/// The result for a shard that was to be restored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RepairOutcome {
+    /// It is stored.
+    Stored {
+        /// Length of the shard.
+        bytes: u64,
+    },
+    /// Its extent was deleted in the meantime.
+    Gone,
+    /// The drive does not accept it now.
+    NotNow,
+    /// Fewer than k shards of the extent can be read: data is lost unless a drive comes back.
+    Unreadable,
 }
 
 /// How a node is, as it tells it.
@@ -396,6 +433,8 @@ pub enum HostReply {
     Checked(Vec<Finding>),
     /// How it is.
     Condition(NodeCondition),
+    /// What became of each shard, in the order in which they were named.
+    Restored(Vec<RepairOutcome>),
 }
 
 /// A ledger as a node has it.

@@ -324,6 +324,7 @@ pub const HOST: Operations = Operations(&[
     ("Locate", 0x01c8),
     ("Condition", 0x01c9),
     ("Check", 0x01ca),
+    ("Restore", 0x01cb),
 ]);
 /// Operations of drives.
 pub const DRIVE: Operations = Operations(&[

@@ -724,16 +724,13 @@ impl MetaRequest {
     pub fn inos(&self) -> Vec<Ino> {
         use MetaRequest as R;
         match self {
-            R::Make(make) => vec![make.parent],
             R::Open { ino, .. }
             | R::SetAttr { ino, .. }
             | R::NoteRead { ino, .. }
             | R::SetXattr { ino, .. }
             | R::RemoveXattr { ino, .. } => vec![*ino],
-            R::Unlink { parent, .. } | R::Rmdir { parent, .. } => vec![*parent],
-            R::Rename { parent, new_parent, .. } => vec![*parent, *new_parent],
             R::Link { ino, parent, .. } => vec![*ino, *parent],
-            _ => Vec::new(),
+            _ => self.changed_dirs(),
         }
     }
 }

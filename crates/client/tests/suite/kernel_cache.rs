@@ -162,6 +162,31 @@ fn kernels_that_change_names_of_one_directory_do_not_wait_for_each_other() {
     });
 }
 
+/// The one that waits is refused, although it came first: the other needs a name that only its kernel has.
+#[test]
+fn a_change_that_waits_gives_way_to_one_that_is_not_refused() {
+    run("4+2", |world| async move {
+        let (one, two, three) = (world.client().await, world.client().await, world.client().await);
+        let (here, there) = (LockedDir::above(&one), LockedDir::above(&three));
+        for name in ["a", "b"] {
+            create(&two, name).await;
+            ask(&one, name).await;
+        }
+        ask(&three, "a").await;
+        there.set(true);
+        let first = {
+            let (here, one) = (here.clone(), one.clone());
+            tokio::spawn(async move { here.rename(&one, "a", "c").await })
+        };
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let renamed = two.rename((Ino::ROOT, b"b"), (Ino::ROOT, b"d"), RenameMode::Replace);
+        tokio::time::timeout(Duration::from_secs(5), renamed).await.expect("the kernel forgets b").unwrap();
+        assert!(!first.is_finished(), "it still waits for the third kernel");
+        there.set(false);
+        assert!(first.await.unwrap(), "refused at first");
+    });
+}
+
 #[test]
 fn a_batch_of_objects_invalidates_their_names_and_those_of_implied_directories() {
     run("4+2", |world| async move {

@@ -309,7 +309,7 @@ pub(super) fn client(command: ClientCommand) -> Result<()> {
 }
 
 fn client_table(clients: &[ClientInfo]) -> Table {
-    let mut table = table(&["CLIENT", "NAME", "FILESYSTEM", "ACCESS", "AS NOBODY"]);
+    let mut table = table(&["CLIENT", "NAME", "FILESYSTEM", "ACCESS", "AS NOBODY", "VERSION"]);
     for client in clients {
         let filesystem = client.filesystem.clone().unwrap_or_else(|| "all".to_owned());
         let access = if client.read_only { "reads" } else { "reads and writes" };
@@ -318,7 +318,8 @@ fn client_table(clients: &[ClientInfo]) -> Table {
             Squash::All => "all users",
             Squash::None => "-",
         };
-        table.add_row([&client.id.to_string(), &client.name, &filesystem, access, squash]);
+        let version = client.version.as_deref().filter(|version| !version.is_empty()).unwrap_or("-");
+        table.add_row([&client.id.to_string(), &client.name, &filesystem, access, squash, version]);
     }
     table
 }

@@ -433,15 +433,15 @@ pub(super) fn stop(dir: &Path, keep_mounts: bool) -> Result<()> {
     }
     // It may be starting, or begin anew.
     let pid = read_node_file(&env(), &dir).map(|file| file.pid).or_else(|| last_pid(&env(), &dir));
-    let node = pid.and_then(running);
+    let node = pid.and_then(|pid| Some((pid, running(pid)?)));
     // A node that holds the lock now is not another process that was given the node's number after its end.
-    let Some(node) = node.filter(|_| is_locked_soon(&dir)) else {
+    let Some((pid, node)) = node.filter(|_| is_locked_soon(&dir)) else {
         bail!("no node runs in {root}");
     };
     let signal = if keep_mounts { Signal::USR1 } else { Signal::TERM };
     // The lock is free a moment before the last of the node's files is closed. After the end of the process nothing
     // holds the filesystem below it.
-    if !ends_when_asked(&node, pid.unwrap_or_default(), signal)? {
+    if !ends_when_asked(&node, pid, signal)? {
         bail!("node has not stopped after {STOP_DEADLINE:?}: see {}", dir.log_file().display());
     }
     if let Ok(error) = env().files.read(&dir.stop_error()) {

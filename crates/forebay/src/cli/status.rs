@@ -73,6 +73,8 @@ fn repairs(status: &NodeStatus) -> String {
         let repair = &filesystem.repair;
         let left = filesystem.owed_bytes + repair.rebuild_left_bytes;
         let eta = repair.eta_s.map_or(String::new(), |eta| format!(", {eta} s left"));
+        let by =
+            if repair.helpers == 0 { String::new() } else { format!(" by {} nodes", repair.helpers + 1) };
         let narrow = match filesystem.narrow_bytes {
             0 => String::new(),
             narrow => format!(", {} narrower than {}", bytes(narrow), filesystem.profile),
@@ -81,7 +83,7 @@ fn repairs(status: &NodeStatus) -> String {
         let busy = left + filesystem.narrow_bytes > 0 || filesystem.balancing;
         busy.then(|| {
             format!(
-                "repair  {}: owed {}, to rebuild {}, {}/s{eta}{narrow}{balancing}\n",
+                "repair  {}: owed {}, to rebuild {}, {}/s{by}{eta}{narrow}{balancing}\n",
                 filesystem.name,
                 bytes(filesystem.owed_bytes),
                 bytes(repair.rebuild_left_bytes),

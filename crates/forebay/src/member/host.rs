@@ -305,7 +305,8 @@ impl HostService for DriveHost {
                 | HostRequest::Engine
                 | HostRequest::Stored
                 | HostRequest::Condition
-                | HostRequest::Check { .. } => Err(anyhow::anyhow!("this opens drives only")),
+                | HostRequest::Check { .. }
+                | HostRequest::Restore(_) => Err(anyhow::anyhow!("this opens drives only")),
             };
             reply.map_err(|error| Declined(format!("{error:#}")))
         })

@@ -9,6 +9,7 @@ mod manage;
 mod mounts;
 mod owner;
 mod recover;
+mod restoring;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -43,6 +44,7 @@ use host::DriveHost;
 use manage::Manager;
 use mounts::MemberMounts;
 use owner::{ForAll, KnownOwner};
+use restoring::Restorer;
 
 use join::reached_at;
 pub(crate) use join::{JoinOptions, Known, ask_as_stranger, join};
@@ -157,6 +159,7 @@ pub(crate) struct Member {
     /// Drives that were named for this start.
     named: Vec<PathBuf>,
     gate: MemberGate,
+    restorer: Restorer,
     /// Whether this start mounts what was mounted last.
     mounts_again: bool,
     runtime: Handle,
@@ -216,6 +219,7 @@ impl Member {
             mounts: MemberMounts::load(&env, &dir, membership.node, memory)?,
             mounts_again: !options.no_mount,
             named: options.drive_paths.clone(),
+            restorer: Restorer::new(&env, &memory),
             gate: MemberGate::new(&env, &dir, &runtime, memory, options.s3.clone())?,
             clients: Clients::new(&env),
             owner: KnownOwner::new(engine.is_some(), membership.recoveries),
@@ -394,15 +398,19 @@ impl Member {
         }
         let member = self.clone();
         let begin = self.runtime.spawn(async move {
-            let (here, drives) = (member.network.here(), member.host.clone() as Arc<dyn OwnDrives>);
-            let place = (&member.env, &member.dir);
-            let routes = Routes::of_node(place, here, drives, member.network.fabric.clone());
+            let routes = member.routes();
             while let Err(error) = member.gate.start(&routes, member.owner.node()).await {
                 tracing::error!(error = %format!("{error:#}"), "S3 is not served, trying again");
                 tokio::time::sleep(GATE_PAUSE).await;
             }
         });
         lock(&self.tasks).push(begin);
+    }
+
+    /// The ways to the drives and owners of all nodes.
+    fn routes(&self) -> Arc<Routes> {
+        let (here, drives) = (self.network.here(), self.host.clone() as Arc<dyn OwnDrives>);
+        Routes::of_node((&self.env, &self.dir), here, drives, self.network.fabric.clone())
     }
 
     fn nodes(&self) -> Vec<wire::cluster::NodeAddresses> {
@@ -516,7 +524,8 @@ impl Member {
             let _ = task.await;
         }
         // What comes after this must not wait for a cluster that does not answer.
-        let (gate, unmounted) = tokio::join!(self.gate.stop(), self.mounts.stop(mounts));
+        let (gate, unmounted, ()) =
+            tokio::join!(self.gate.stop(), self.mounts.stop(mounts), self.restorer.stop());
         let mut result = gate.and(unmounted);
         let following = lock(&self.following).take();
         if let Some(following) = following {
@@ -653,6 +662,7 @@ async fn look_after(member: Arc<Member>) {
         member.host.open_missing(member.env.clock.boot_ns()).await;
         let owner = member.owner.now().map(|owner| owner.node);
         member.mounts.look_after((owner, &member.nodes())).await;
+        member.restorer.end_idle().await;
         if knows {
             member.has_looked.send_replace(true);
         }

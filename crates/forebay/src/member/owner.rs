@@ -14,7 +14,7 @@ use wire::cluster::{
     CheckParts, ClusterReply, ClusterRequest, ClusterService, Declined, EngineSeat, Finding, HostReply,
     HostRequest, HostService, JoinReply, JoinRequest, JoinService, NodeCondition, StoredLedger,
 };
-use wire::link::RemoteCluster;
+use wire::link::{Peer, RemoteCluster};
 use wire::view::{NEWS_WAIT_MAX, ViewReply, ViewRequest, ViewService};
 
 use super::recover::LocalCopy;
@@ -25,6 +25,27 @@ use crate::node::MetaDirs;
 
 /// How long a node may take to say whether it is the owner.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(2);
+
+/// How long an owner that is not reached is waited for.
+const SILENCE_PATIENCE: Duration = Duration::from_secs(15);
+
+/// Whether two owners may execute a request.
+fn may_repeat(request: &ClusterRequest) -> bool {
+    !matches!(request, ClusterRequest::Manage { method, .. } if method != "GET")
+}
+
+/// Waits until a node was not reached for a while.
+async fn is_silent(peer: &Peer) {
+    let mut contact = peer.contact();
+    loop {
+        // The sender lives as long as the peer.
+        let _ = contact.wait_for(|contact| !contact.is_there).await;
+        let back = contact.wait_for(|contact| contact.is_there);
+        if tokio::time::timeout(SILENCE_PATIENCE, back).await.is_err() {
+            return;
+        }
+    }
+}
 
 /// An owner of the ledgers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,17 +107,32 @@ impl KnownOwner {
 }
 
 impl Member {
-    /// Asks the owner of the control ledger, which may be this node.
+    /// Asks the owner of the control ledger, which may be this node. If it becomes another one meanwhile, that is asked. What must not be
+    /// executed twice is not asked again.
     pub(super) async fn ask_owner(&self, request: ClusterRequest) -> Result<ClusterReply> {
-        let owner = self.owner.now().context("no node is known to own the metadata")?;
-        if owner.node == self.network.here() {
-            let role = self.role().context("this node does not own the metadata any more")?;
-            let answers = role.for_others().context("this node is about to stop")?;
-            return Ok(answers.ask(request).await?);
+        let mut newest = self.owner.newest();
+        loop {
+            let owner = (*newest.borrow_and_update()).context("no node is known to own the metadata")?;
+            if owner.node == self.network.here() {
+                let role = self.role().context("this node does not own the metadata any more")?;
+                let answers = role.for_others().context("this node is about to stop")?;
+                return Ok(answers.ask(request).await?);
+            }
+            let peer = self.network.fabric.peer(owner.node);
+            let peer = peer.with_context(|| format!("node {} is not in the cluster any more", owner.node))?;
+            let asked = RemoteCluster::new(&peer);
+            tokio::select! {
+                answer = asked.ask(request.clone()) => return Ok(answer?),
+                _ = newest.wait_for(|next| next.is_some_and(|next| next.node != owner.node)) => {}
+                () = is_silent(&peer) => bail!("node {} is not reached", owner.node),
+            }
+            if !may_repeat(&request) {
+                bail!(
+                    "node {} owned it and has not answered: look whether it is done, and ask again",
+                    owner.node
+                );
+            }
         }
-        let peer = self.network.fabric.peer(owner.node);
-        let peer = peer.with_context(|| format!("node {} is not in the cluster any more", owner.node))?;
-        Ok(RemoteCluster::new(&peer).ask(request).await?)
     }
 
     /// Asks all nodes which one owns the ledgers.
@@ -189,6 +225,10 @@ impl HostService for ForAll {
                 HostRequest::Stored => self.0.stored().await.map(HostReply::Stored),
                 HostRequest::Condition => Ok(HostReply::Condition(self.0.condition())),
                 HostRequest::Check { what } => Ok(HostReply::Checked(self.0.check(what).await)),
+                HostRequest::Restore(order) => {
+                    let restored = self.0.restorer.restore(order, || self.0.routes(), self.0.owner.node());
+                    restored.await.map(HostReply::Restored)
+                }
                 request => return self.0.host.ask(request).await,
             };
             answer.map_err(|error| Declined(format!("{error:#}")))

@@ -1,5 +1,7 @@
 //! A node whose drives are emptied, so that it can be removed.
 
+use std::collections::BTreeSet;
+
 use admin::{AdminError, DrainNode, NodeDrain};
 use base::{DriveId, NodeId};
 use control::Plan;
@@ -67,10 +69,17 @@ impl Node {
         }
         let live = used.iter().filter_map(|entry| Some(entry.stat_if_readable()?.live_bytes));
         let move_bytes: u64 = live.sum();
-        let others = state.drives.values().filter(|entry| {
-            entry.record.node != node && entry.record.state == DriveState::Up && entry.is_readable()
-        });
-        let free_bytes: u64 = others.filter_map(|entry| Some(entry.stat_if_readable()?.free_bytes)).sum();
+        let others: Vec<_> = state
+            .drives
+            .values()
+            .filter(|entry| {
+                entry.record.node != node && entry.record.state == DriveState::Up && entry.is_readable()
+            })
+            .collect();
+        let free = others.iter().filter_map(|entry| Some(entry.stat_if_readable()?.free_bytes));
+        let free_bytes: u64 = free.sum();
+        // Each node restores what its own drives get.
+        let nodes = others.iter().map(|entry| entry.record.node).collect::<BTreeSet<_>>().len() as u64;
         if move_bytes > free_bytes / 100 * ROOM_PERCENT {
             return Err(AdminError::conflict(format!(
                 "node {node} has {} to move, and the drives of others have {} free: add drives first (forebay drive add)",
@@ -84,7 +93,7 @@ impl Node {
             drives: used.iter().map(|entry| entry.record.id.0).collect(),
             move_bytes,
             free_bytes,
-            eta_s: move_bytes.div_ceil(self.pace.bytes_per_s()),
+            eta_s: move_bytes.div_ceil(self.pace.bytes_per_s() * nodes.max(1)),
             owner: node == self.here(),
         })
     }

@@ -38,8 +38,9 @@ use super::limits::limits_of;
 use super::memory::MemoryPlan;
 use super::mounted::{Broken, Mounted};
 use super::plans::seen;
+use super::restoring::Restorers;
 use super::tiers::TierEntry;
-use super::{Mounts, NodeDir};
+use super::{Mounts, Network, NodeDir};
 use crate::mount::MountProcess;
 
 /// Limit of counting owed shards for `status`.
@@ -141,6 +142,8 @@ pub(super) struct FilesystemParts<'a> {
     pub(super) memory: &'a MemoryPlan,
     /// The number of nodes in the cluster.
     pub(super) nodes: usize,
+    /// The ways to the others.
+    pub(super) network: &'a Arc<Network>,
     pub(super) place: OwnerPlace,
 }
 
@@ -292,7 +295,8 @@ impl FilesystemEntry {
         };
         let client = Client::open(options).await.context("registering with the owner of the ledger")?;
         let reclaimer = Reclaimer::start(client.clone(), runtime);
-        let repairer = Repairer::start(env.clone(), client.clone(), pace.clone(), runtime);
+        let others = Restorers::new(parts.network, &record);
+        let repairer = Repairer::start(env.clone(), client.clone(), Some(others), pace.clone(), runtime);
         let damage = DamageKeeper::start(env.clone(), client.clone(), pace.clone(), runtime);
         // The first `status` has the known damage. While the owner waits for sessions in other processes, it cannot tell.
         if !has_others {
@@ -562,7 +566,9 @@ impl FilesystemEntry {
             rebuild_left_bytes: stat.rebuild_left_bytes,
             healed_shards: stat.healed_shards,
             bytes_per_s: stat.bytes_per_s,
-            eta_s: (stat.bytes_per_s > 0).then(|| left.div_ceil(stat.bytes_per_s)),
+            helpers: stat.helpers,
+            helped_shards: stat.helped_shards,
+            eta_s: stat.time_for(left).map(|time| time.as_secs() + 1),
             lost_extents: stat.lost_extents,
         }
     }

@@ -248,6 +248,7 @@ impl Node {
             knowledge: &knowledge,
             memory: &self.memory,
             nodes,
+            network: &self.others.network,
             place: self.place(),
         };
         let mut entry =

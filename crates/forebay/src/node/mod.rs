@@ -31,6 +31,7 @@ mod paths;
 mod plans;
 mod problems;
 mod reached;
+mod restoring;
 mod scrub;
 mod seat;
 mod settings;

@@ -152,7 +152,7 @@ impl Network {
 
     /// The programs of clients that are no nodes, as they told this node last.
     pub(super) fn client_programs(&self) -> BTreeMap<u32, Program> {
-        self.server.programs().clone()
+        self.server.programs()
     }
 
     /// The clients that are no nodes, as they are now. Connections end if one of them may do less than before.

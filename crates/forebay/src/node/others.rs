@@ -454,7 +454,6 @@ impl Node {
             let told = told.get(&record.id);
             NodeInfo {
                 version: told.map(|told| told.condition.version.clone()),
-                format_level: told.map(|told| told.program().level()),
                 uptime_s: told.map(|told| told.condition.uptime_s),
                 latency_us: told.map(|told| told.latency.as_micros() as u64),
                 clock_ahead_ms: told.map(|told| told.ahead_ns / 1_000_000),

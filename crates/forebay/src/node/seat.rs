@@ -153,6 +153,7 @@ impl Node {
             knowledge: &Knowledge::of_bereft(bereft(&cluster)),
             memory: &memory,
             nodes: cluster.nodes.len(),
+            network: &others.network,
             place: OwnerPlace { here: seat.network.here(), is_all: false },
         };
         let filesystems = take_filesystems(&parts, &seat, &cluster).await?;

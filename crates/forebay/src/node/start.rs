@@ -489,6 +489,7 @@ impl Node {
             knowledge: &knowledge,
             memory: &memory,
             nodes: records.nodes.len(),
+            network: &others.network,
             place: OwnerPlace { here: OWNER, is_all: true },
         };
         let filesystems = open_filesystems(&parts, served.collect()).await?;

@@ -4,19 +4,15 @@ use std::collections::BTreeMap;
 
 use admin::{AdminError, ProgramInfo, UpgradeInfo};
 use base::NodeId;
-use base::program::{FIRST_LEVEL, Program};
+use base::program::Program;
 use control::{Plan, Upgrade};
 
 use super::Node;
 use super::elsewhere::Told;
 use super::management::failed;
 
-impl Told {
-    /// The program of the node.
-    pub(super) fn program(&self) -> Program {
-        let condition = &self.condition;
-        Program { version: condition.version.clone(), format_level: condition.format_level.max(FIRST_LEVEL) }
-    }
+fn program(Told { condition, .. }: Told) -> Program {
+    Program { version: condition.version, format_level: condition.format_level }
 }
 
 fn info(id: u32, name: &str, program: Option<&Program>) -> ProgramInfo {
@@ -31,7 +27,7 @@ fn info(id: u32, name: &str, program: Option<&Program>) -> ProgramInfo {
 impl Node {
     /// The programs of the nodes that answer.
     async fn node_programs(&self) -> BTreeMap<NodeId, Program> {
-        self.conditions().await.into_iter().map(|(node, told)| (node, told.program())).collect()
+        self.conditions().await.into_iter().map(|(node, told)| (node, program(told))).collect()
     }
 
     pub(super) async fn upgrade_now(&self) -> UpgradeInfo {

@@ -1,10 +1,13 @@
 //! The progress of a repairer, and its rate.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
 
 use base::env::Env;
-use base::{Epoch, PgId};
+use base::{Epoch, NodeId, PgId};
+
+use client::RepairOutcome;
 
 use super::Kind;
 
@@ -32,16 +35,69 @@ pub struct RepairStat {
     pub bytes_per_s: u64,
     /// Extents with fewer shards left than a read needs.
     pub lost_extents: u64,
+    /// The time until the last node has rebuilt what its drives lack, at its present rate.
+    pub slowest: Duration,
+    /// Other nodes that restore shards now.
+    pub helpers: u32,
+    /// Shards that other nodes restored.
+    pub helped_shards: u64,
     /// Bytes in extents that are narrower than the filesystem's profile, as of the last count.
     pub narrow_bytes: u64,
+}
+
+impl RepairStat {
+    /// The time until so many bytes are restored, at the present rates; `None`: it is idle.
+    pub fn time_for(&self, bytes: u64) -> Option<Duration> {
+        Some(time_for(bytes, self.bytes_per_s)?.max(self.slowest))
+    }
+}
+
+fn time_for(bytes: u64, bytes_per_s: u64) -> Option<Duration> {
+    (bytes_per_s > 0).then(|| Duration::from_millis(bytes.saturating_mul(1000) / bytes_per_s))
+}
+
+/// Bytes per second, smoothed over some ten seconds.
+#[derive(Default)]
+struct Gauge {
+    since_ns: Option<u64>,
+    bytes: u64,
+    per_s: u64,
+}
+
+impl Gauge {
+    fn add(&mut self, bytes: u64, now_ns: u64) {
+        self.bytes += bytes;
+        let since_ns = *self.since_ns.get_or_insert(now_ns);
+        let elapsed = now_ns.saturating_sub(since_ns);
+        if elapsed < RATE_NS {
+            return;
+        }
+        let rate = (u128::from(self.bytes) * 1_000_000_000 / u128::from(elapsed)) as u64;
+        self.per_s = match self.per_s {
+            0 => rate,
+            before => (before.saturating_mul(SMOOTHING - 1).saturating_add(rate)) / SMOOTHING,
+        };
+        (self.since_ns, self.bytes) = (Some(now_ns), 0);
+    }
+}
+
+/// What one node restores.
+#[derive(Default)]
+struct AtNode {
+    gauge: Gauge,
+    /// Bytes that are still missing on its drives.
+    left_bytes: u64,
 }
 
 #[derive(Default)]
 struct State {
     stat: RepairStat,
     lost_owed: u64,
-    rate_since_ns: Option<u64>,
-    rate_bytes: u64,
+    gauge: Gauge,
+    /// What each node restores; `None`: this one.
+    nodes: BTreeMap<Option<NodeId>, AtNode>,
+    /// Other nodes that restored shards since repair was idle last.
+    helpers: BTreeSet<NodeId>,
     rebuilt: HashMap<PgId, Epoch>,
 }
 
@@ -60,9 +116,21 @@ impl Progress {
         self.state.lock().expect("no holder of this lock panics")
     }
 
-    pub(super) fn stored(&self, kind: Kind, bytes: u64) {
-        let now = self.env.clock.boot_ns();
+    /// Another node has restored shards.
+    pub(super) fn helped(&self, node: NodeId, outcomes: &[RepairOutcome]) {
         let mut state = self.lock();
+        state.helpers.insert(node);
+        state.stat.helpers = state.helpers.len() as u32;
+        let stored = outcomes.iter().filter(|outcome| matches!(outcome, RepairOutcome::Stored { .. }));
+        state.stat.helped_shards += stored.count() as u64;
+    }
+
+    /// A node has restored a shard; `None`: this one.
+    pub(super) fn stored(&self, node: Option<NodeId>, kind: Kind, bytes: u64) {
+        let now_ns = self.env.clock.boot_ns();
+        let mut state = self.lock();
+        let state = &mut *state;
+        let at_node = state.nodes.entry(node).or_default();
         let stat = &mut state.stat;
         match kind {
             Kind::Owed => {
@@ -74,29 +142,30 @@ impl Progress {
                 stat.rebuilt_shards += 1;
                 stat.rebuilt_bytes += bytes;
                 stat.rebuild_left_bytes = stat.rebuild_left_bytes.saturating_sub(bytes);
+                at_node.left_bytes = at_node.left_bytes.saturating_sub(bytes);
             }
         }
-        state.rate_bytes += bytes;
-        let since_ns = *state.rate_since_ns.get_or_insert(now);
-        let elapsed = now.saturating_sub(since_ns);
-        if elapsed >= RATE_NS {
-            let rate = (u128::from(state.rate_bytes) * 1_000_000_000 / u128::from(elapsed)) as u64;
-            let before = state.stat.bytes_per_s;
-            state.stat.bytes_per_s = match before {
-                0 => rate,
-                _ => (before.saturating_mul(SMOOTHING - 1).saturating_add(rate)) / SMOOTHING,
-            };
-            (state.rate_since_ns, state.rate_bytes) = (Some(now), 0);
-        }
+        at_node.gauge.add(bytes, now_ns);
+        state.gauge.add(bytes, now_ns);
+        stat.bytes_per_s = state.gauge.per_s;
     }
 
     pub(super) fn idle(&self) {
         let mut state = self.lock();
-        (state.rate_since_ns, state.rate_bytes, state.stat.bytes_per_s) = (None, 0, 0);
+        state.gauge = Gauge::default();
+        state.nodes.clear();
+        state.helpers.clear();
+        (state.stat.bytes_per_s, state.stat.helpers) = (0, 0);
     }
 
-    pub(super) fn set_left(&self, bytes: u64) {
-        self.lock().stat.rebuild_left_bytes = bytes;
+    /// The bytes that are missing on the drives of each node.
+    pub(super) fn set_left(&self, bytes: &BTreeMap<Option<NodeId>, u64>) {
+        let mut state = self.lock();
+        state.stat.rebuild_left_bytes = bytes.values().sum();
+        state.nodes.values_mut().for_each(|node| node.left_bytes = 0);
+        for (node, bytes) in bytes {
+            state.nodes.entry(*node).or_default().left_bytes = *bytes;
+        }
     }
 
     pub(super) fn set_narrow(&self, bytes: u64) {
@@ -121,7 +190,10 @@ impl Progress {
 
     pub(super) fn stat(&self) -> RepairStat {
         let state = self.lock();
-        RepairStat { lost_extents: state.stat.lost_extents + state.lost_owed, ..state.stat }
+        let left = state.nodes.values().filter_map(|node| time_for(node.left_bytes, node.gauge.per_s));
+        let (slowest, lost_extents) =
+            (left.max().unwrap_or_default(), state.stat.lost_extents + state.lost_owed);
+        RepairStat { lost_extents, slowest, ..state.stat }
     }
 }
 
@@ -137,7 +209,7 @@ mod tests {
         let progress = Progress::new(sim.env());
         let work = |seconds: u64, bytes: u64| {
             for _ in 0..seconds {
-                progress.stored(Kind::Missing, bytes);
+                progress.stored(None, Kind::Missing, bytes);
                 sim.clock.advance_ns(RATE_NS);
             }
             progress.stat().bytes_per_s
@@ -151,5 +223,25 @@ mod tests {
         assert!(work(60, 400) > 390);
         progress.idle();
         assert_eq!(progress.stat().bytes_per_s, 0);
+    }
+
+    #[test]
+    fn a_rebuild_ends_with_its_slowest_node() {
+        let sim = Sim::new(1);
+        let progress = Progress::new(sim.env());
+        let (one, two) = (None, Some(NodeId(2)));
+        progress.set_left(&[(one, 10_000), (two, 40_000)].into());
+        for _ in 0..60 {
+            progress.stored(one, Kind::Missing, 100);
+            progress.stored(two, Kind::Missing, 200);
+            sim.clock.advance_ns(RATE_NS);
+        }
+        let stat = progress.stat();
+        assert_eq!(stat.rebuild_left_bytes, 50_000 - 60 * 300);
+        let left = stat.time_for(stat.rebuild_left_bytes).unwrap();
+        // 28,000 bytes at 200 a second, not 32,000 at 300.
+        assert!((138..=146).contains(&left.as_secs()), "{left:?}");
+        progress.set_left(&[].into());
+        assert_eq!((progress.stat().slowest, progress.stat().rebuild_left_bytes), (Duration::ZERO, 0));
     }
 }

@@ -1,11 +1,12 @@
 //! Rebuilding: restores the shards of lost positions, group by group, the most exposed first.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
-use base::{ExtentId, FsError, PgId};
-use client::RebuildGroup;
+use base::{ExtentId, FsError, NodeId, PgId};
+use client::{OwedEntry, RebuildGroup};
+use layout::shard_len;
 
-use super::{Kind, PARALLEL, Work, urgency};
+use super::{Kind, Work};
 
 /// An extent that has had too few shards for this long is lost, and not in the middle of a write or deletion.
 const SHORT_NS: u64 = 15_000_000_000;
@@ -36,14 +37,14 @@ impl Work {
         let mut groups = self.client.rebuild_groups();
         groups.retain(|group| done.get(&group.pg) != Some(&group.epoch));
         if groups.is_empty() {
-            self.progress.set_left(0);
+            self.progress.set_left(&BTreeMap::new());
             self.rebuild.short.clear();
             return Ok(());
         }
         self.client.advance_groups(&groups).await?;
         let all: HashSet<PgId> = groups.iter().map(|group| group.pg).collect();
         let left = self.missing_bytes(&all).await?;
-        self.progress.set_left(left);
+        self.progress.set_left(&left);
         let mut short = HashSet::new();
         for some in groups.chunk_by(|one, other| one.exposed == other.exposed) {
             let exposed = some.first().map_or(0, |group| group.exposed);
@@ -59,11 +60,15 @@ impl Work {
         Ok(())
     }
 
-    async fn missing_bytes(&self, groups: &HashSet<PgId>) -> Result<u64, FsError> {
-        let (mut bytes, mut after) = (0, None);
+    /// The bytes that are missing on the drives of each node.
+    async fn missing_bytes(&self, groups: &HashSet<PgId>) -> Result<BTreeMap<Option<NodeId>, u64>, FsError> {
+        let (mut bytes, mut after) = (BTreeMap::new(), None);
         loop {
             let page = self.client.missing_page(groups, after).await?;
-            bytes += page.bytes;
+            for shard in &page.missing {
+                *bytes.entry(self.node_of(shard)).or_default() +=
+                    u64::from(shard_len(shard.extent_len, shard.k));
+            }
             after = page.next;
             if after.is_none() || self.stopped.now() {
                 return Ok(bytes);
@@ -72,18 +77,16 @@ impl Work {
     }
 
     /// Restores all shards that are missing in these groups. `exposed` positions of each group cannot be read.
-    async fn sweep(&mut self, groups: &HashSet<PgId>, exposed: u8) -> Result<Swept, FsError> {
+    async fn sweep(&self, groups: &HashSet<PgId>, exposed: u8) -> Result<Swept, FsError> {
         let (mut swept, mut after) = (Swept::default(), None);
+        let is_bare = |shard: &OwedEntry| exposed >= shard.n - shard.k;
         loop {
             let page = self.client.missing_page(groups, after).await?;
-            for some in page.missing.chunks(PARALLEL) {
-                let is_bare = some.iter().any(|shard| exposed >= shard.n - shard.k);
-                let restored = self.restore(some, Kind::Missing, urgency(is_bare)).await;
-                swept.unfinished |= restored.put_off + restored.lost > 0;
-                if self.stopped.now() {
-                    swept.unfinished = true;
-                    return Ok(swept);
-                }
+            let restored = self.restore(&page.missing, Kind::Missing, &is_bare).await?;
+            swept.unfinished |= restored.put_off + restored.lost > 0;
+            if self.stopped.now() {
+                swept.unfinished = true;
+                return Ok(swept);
             }
             swept.short.extend(page.short);
             after = page.next;

@@ -195,8 +195,12 @@ impl Server {
     }
 
     /// The programs of clients that are no nodes, by their numbers, as they told last.
-    pub fn programs(&self) -> MutexGuard<'_, BTreeMap<u32, Program>> {
-        self.programs.lock().unwrap_or_else(PoisonError::into_inner)
+    pub fn programs(&self) -> BTreeMap<u32, Program> {
+        self.programs.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn note_program(&self, client: u32, program: Program) {
+        self.programs.lock().unwrap_or_else(PoisonError::into_inner).insert(client, program);
     }
 
     pub(super) fn services(&self) -> Arc<Services> {
@@ -352,7 +356,7 @@ impl Serving {
             }
             Ok(GreetRequest::Hello { wants_facts, program }) => {
                 if let Trust::Client(rights) = &self.trust {
-                    self.server.programs().insert(rights.client, program);
+                    self.server.note_program(rights.client, program);
                 }
                 let services = self.server.services();
                 let ledgers =

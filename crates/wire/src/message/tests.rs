@@ -10,7 +10,7 @@ use crate::claim::HeldLease;
 use crate::cluster::{
     CheckParts, ClusterReply, ClusterRequest, Declined, EngineMember, EngineSeat, Finding, Grade, HostReply,
     HostRequest, HostedDrive, JoinReply, JoinRequest, Joined, NewClient, NewNode, NodeAddresses,
-    NodeCondition, RecordsNews, StoredLedger,
+    NodeCondition, RecordsNews, RepairOutcome, RestoreOrder, StoredLedger,
 };
 use crate::damage::DamageRequest;
 use crate::drive::{
@@ -417,6 +417,20 @@ fn host_requests() -> Vec<HostRequest> {
         HostRequest::Locate { path: "/d".to_owned() },
         HostRequest::Condition,
         HostRequest::Check { what: CheckParts { drives: true, network: false } },
+        HostRequest::Restore(RestoreOrder {
+            filesystem: "main".to_owned(),
+            ledger: LedgerId(2),
+            map: Epoch(300),
+            shards: vec![OwedEntry {
+                drive: DriveId(1),
+                id: ExtentId(300),
+                pg: PgId(4),
+                shard: ShardIndex(3),
+                k: 4,
+                n: 6,
+                extent_len: 300,
+            }],
+        }),
     ]
 }
 
@@ -501,6 +515,15 @@ fn answers_of_nodes() -> Vec<(&'static str, Vec<u8>)> {
                 cost: text("c"),
                 advice: text("a"),
             }])),
+        ),
+        (
+            "answer: restored",
+            encoding::encode(&HostReply::Restored(vec![
+                RepairOutcome::Stored { bytes: 300 },
+                RepairOutcome::Gone,
+                RepairOutcome::NotNow,
+                RepairOutcome::Unreadable,
+            ])),
         ),
     ]
 }
