@@ -134,6 +134,17 @@ impl Client {
         if self.is_answered_in_time(term.asked) { NAME_TERM } else { Duration::ZERO }
     }
 
+    /// Names are about to move to these directories, or within them. A kernel moves what it keeps with the answer, as long as it would
+    /// have kept it where it was. An owner that comes meanwhile must know that.
+    pub(crate) fn moves_names(&self, dirs: [Ino; 2]) {
+        let is_above = self.inner.invalidate.lock().expect("no holder of this lock panics").is_some();
+        if is_above {
+            let now_ns = self.inner.env.clock.boot_ns();
+            let mut kept = self.inner.forgotten.kept();
+            dirs.into_iter().for_each(|dir| kept.note(dir, now_ns));
+        }
+    }
+
     /// How long a cache above may keep attributes that it gets now, unless it is invalidated earlier.
     pub fn attr_term(&self, ino: Ino) -> Duration {
         let vouched = self.inner.nodes.find(ino).is_some_and(|node| {

@@ -345,6 +345,7 @@ impl Client {
         let (name, new_name) = (owned(from.1), owned(to.1));
         let asked = self.asking();
         let request = MetaRequest::Rename { parent, name, new_parent, new_name, mode, whiteout };
+        self.moves_names([parent, new_parent]);
         let reply = self.call(request).await?;
         self.changed(parent);
         self.changed(new_parent);

@@ -9,7 +9,8 @@ use crate::common::{create, new_file, run, until};
 use base::{FsError, Ino};
 use client::object::{Caller, Conditions, ObjectMeta, ObjectName};
 use client::{Client, FileKind, Invalidate, MakeNode, OpenIntent, PutOptions, RenameMode, SetAttr};
-use wire::meta::{ANSWER_AGE_MAX, MetaRequest, NAME_TERM};
+use tokio::sync::watch;
+use wire::meta::{ANSWER_AGE_MAX, MetaRequest, MetaService, NAME_TERM};
 
 /// The notices that a cache above got.
 #[derive(Default)]
@@ -81,6 +82,26 @@ fn every_name_is_invalidated_before_its_change_is_acknowledged() {
         two.rename((Ino::ROOT, b"c"), (Ino::ROOT, b"missing"), RenameMode::Replace).await.unwrap();
         assert_eq!(notices.take_entries(), [(Ino::ROOT, "c".to_owned()), (Ino::ROOT, "missing".to_owned())]);
         assert!(notices.inodes.lock().unwrap().contains(&a));
+    });
+}
+
+/// A kernel moves a name that it keeps: nobody asked for it in its new directory.
+#[test]
+fn a_name_that_moved_is_invalidated_under_the_next_owner_too() {
+    run("4+2", |world| async move {
+        let (publish, seat) = watch::channel(world.owner.clone() as Arc<dyn MetaService>);
+        let (one, two) = (world.client_of(seat.clone()).await, world.client_of(seat).await);
+        let dir = directory(&one, "dir").await;
+        create(&one, "file").await;
+        let notices = Notices::above(&one);
+        assert_eq!(ask(&one, "file").await, NAME_TERM);
+        one.rename((Ino::ROOT, b"file"), (dir, b"moved"), RenameMode::Replace).await.unwrap();
+        let (next, earlier) = (world.clone(), world.owner.clone());
+        let owner = tokio::task::spawn_blocking(move || next.take_over(&earlier)).await.unwrap();
+        publish.send_replace(owner.clone());
+        two.unlink(dir, b"moved").await.unwrap();
+        assert_eq!(notices.take_entries(), [(dir, "moved".to_owned())]);
+        owner.stop();
     });
 }
 

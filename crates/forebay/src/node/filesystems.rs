@@ -295,7 +295,7 @@ impl FilesystemEntry {
         };
         let client = Client::open(options).await.context("registering with the owner of the ledger")?;
         let reclaimer = Reclaimer::start(client.clone(), runtime);
-        let others = Restorers::new(parts.network, &record);
+        let others = Restorers::of(parts.network, &record);
         let repairer = Repairer::start(env.clone(), client.clone(), Some(others), pace.clone(), runtime);
         let damage = DamageKeeper::start(env.clone(), client.clone(), pace.clone(), runtime);
         // The first `status` has the known damage. While the owner waits for sessions in other processes, it cannot tell.

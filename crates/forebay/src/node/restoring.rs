@@ -20,7 +20,7 @@ pub(super) struct Restorers {
 }
 
 impl Restorers {
-    pub(super) fn new(network: &Arc<Network>, record: &FilesystemRecord) -> Arc<dyn OtherNodes> {
+    pub(super) fn of(network: &Arc<Network>, record: &FilesystemRecord) -> Arc<dyn OtherNodes> {
         let FilesystemRecord { name, ledger, .. } = record;
         Arc::new(Self { network: network.clone(), filesystem: name.clone(), ledger: *ledger })
     }
