@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::common::{Fault, World, create, pattern, read_all, run, run_with_spares};
-use base::{DriveId, Ino, PgId};
+use base::{DriveId, Epoch, Ino, PgId};
 use client::{Client, OwedEntry, RepairOutcome};
 use layout::{DriveState, PlacementGroup};
 use tokio::time::Instant;
@@ -479,4 +479,22 @@ fn damage_in_different_blocks_of_different_copies_is_read_around_and_repaired() 
 fn damage_in_different_blocks_of_different_shards_is_read_around_and_repaired() {
     run("4+2", |world| damage_adds_up(world, 4));
     run("4+2", |world| damage_adds_up(world, 6));
+}
+
+/// Another node restores shards only with the map by which it was chosen, or a later one.
+#[test]
+fn a_client_waits_for_a_map() {
+    run("r2", |world| async move {
+        let client = world.client().await;
+        let now = client.map_epoch();
+        client.has_map(now).await;
+        let waiting = client.clone();
+        let waiting = tokio::spawn(async move { waiting.has_map(Epoch(now.0 + 1)).await });
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert!(!waiting.is_finished());
+        // Each change has the next epoch.
+        world.change(|_| {});
+        tokio::time::timeout(Duration::from_secs(5), waiting).await.unwrap().unwrap();
+        assert_eq!(client.map_epoch(), Epoch(now.0 + 1));
+    });
 }
