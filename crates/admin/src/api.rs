@@ -203,7 +203,7 @@ pub struct OrphanInfo {
 pub struct UpkeepInfo {
     /// Whether repair, rebuild, packing and the search for orphans are paused.
     pub paused: bool,
-    /// Limit of their writes in bytes per second; halved while foreground requests take twice as long as usual.
+    /// Limit of their writes in bytes per second at each node; halved while foreground requests take twice as long as usual.
     pub rate_bytes_per_s: u64,
     /// Microseconds that 99 of 100 requests of users should not exceed at any drive: else they are held back, to an eighth of the rate
     /// at least. 0: they are not.
@@ -223,7 +223,7 @@ pub struct UpkeepInfo {
 pub struct SetUpkeep {
     /// Whether repair, rebuild, packing and the search for orphans are paused.
     pub paused: Option<bool>,
-    /// Limit of their writes in bytes per second.
+    /// Limit of their writes in bytes per second at each node.
     pub rate_bytes_per_s: Option<u64>,
     /// Microseconds that 99 of 100 requests of users should not exceed at any drive; 0: no limit.
     #[serde(default)]

@@ -168,7 +168,7 @@ impl ExtentIo {
         self.bonds.with(|bond| bond.owner.as_ref()?.position())
     }
 
-    /// As it becomes another one.
+    /// The topology, and each later one.
     pub(crate) fn topologies(&self) -> watch::Receiver<Arc<Topology>> {
         self.topology.clone()
     }

@@ -134,8 +134,8 @@ impl Client {
         if self.is_answered_in_time(term.asked) { NAME_TERM } else { Duration::ZERO }
     }
 
-    /// Names are about to move to these directories, or within them. A kernel moves what it keeps with the answer, as long as it would
-    /// have kept it where it was. An owner that comes meanwhile must know that.
+    /// Notes that names are about to move to these directories. With the answer, a kernel moves the names that it keeps, and does not
+    /// ask for them. Every later owner must know that it has them.
     pub(crate) fn moves_names(&self, dirs: [Ino; 2]) {
         let is_above = self.inner.invalidate.lock().expect("no holder of this lock panics").is_some();
         if is_above {

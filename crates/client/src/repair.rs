@@ -72,8 +72,8 @@ impl Client {
         }
     }
 
-    /// Deletes nothing while others restore shards.
-    pub async fn undeleted<T>(&self, restoring: impl Future<Output = T>) -> T {
+    /// Runs `restoring`, and deletes nothing meanwhile.
+    pub async fn without_deletions<T>(&self, restoring: impl Future<Output = T>) -> T {
         let _not_deleting = self.inner.deleting.read().await;
         restoring.await
     }
@@ -84,7 +84,7 @@ impl Client {
     pub async fn repair_shard(&self, entry: &OwedEntry) -> RepairOutcome {
         let OwedEntry { id, pg, k, n, extent_len, .. } = *entry;
         let extent = ExtentRef { id, pg, k, n, extent_len, extent_off: 0 };
-        match self.undeleted(self.inner.extents.restore_shard(&extent, entry.shard)).await {
+        match self.without_deletions(self.inner.extents.restore_shard(&extent, entry.shard)).await {
             Ok(bytes) => RepairOutcome::Stored { bytes },
             Err(RestoreShardError::NotNow) => RepairOutcome::NotNow,
             Err(RestoreShardError::Gone) => RepairOutcome::Gone,

@@ -78,7 +78,7 @@ pub struct Scenario {
     pub grows: bool,
     /// Clients other than the first restore shards on the drives of their nodes, so that the first need not.
     pub helps: bool,
-    /// Each client is the machine with the drives of one node, and machines send so many bytes per second to each other.
+    /// Bytes per second that a machine sends to others, and receives. Each client runs on the machine with the drives of one node.
     pub link_bytes_per_s: Option<u64>,
 }
 

@@ -35,7 +35,7 @@ const REBUILD_MAX: Duration = Duration::from_secs(3600);
 /// How often the state is looked at.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// The network of machines: each sends so many bytes per second and receives as many, and those within it are free.
+/// The network between machines. Each machine sends so many bytes per second, and receives as many; bytes within a machine take no time.
 pub(crate) struct Links {
     bytes_per_s: u64,
     /// Until when each machine sends (`true`) or receives.

@@ -276,7 +276,8 @@ impl Work {
     async fn outcomes_at(&self, node: NodeId, shards: &[OwedEntry]) -> Vec<RepairOutcome> {
         let Some(others) = &self.others else { return Vec::new() };
         let order = others.restore(node, self.client.map_epoch(), shards.to_vec());
-        let outcomes = self.client.undeleted(order).await.filter(|outcomes| outcomes.len() == shards.len());
+        let outcomes =
+            self.client.without_deletions(order).await.filter(|outcomes| outcomes.len() == shards.len());
         match &outcomes {
             Some(outcomes) => self.progress.helped(node, outcomes),
             None => {

@@ -269,7 +269,7 @@ pub(crate) enum Command {
         /// Continue it.
         #[arg(long, conflicts_with = "pause")]
         resume: bool,
-        /// Bytes per second; half of that while foreground requests take twice as long as usual.
+        /// Bytes per second at each node; half of that while foreground requests take twice as long as usual.
         #[arg(long, value_name = "SIZE", value_parser = size)]
         rate: Option<u64>,
         /// Hold background work back, to an eighth of its rate at least, while 99 of 100 requests of users take longer than this at

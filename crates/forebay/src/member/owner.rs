@@ -14,7 +14,7 @@ use wire::cluster::{
     CheckParts, ClusterReply, ClusterRequest, ClusterService, Declined, EngineSeat, Finding, HostReply,
     HostRequest, HostService, JoinReply, JoinRequest, JoinService, NodeCondition, StoredLedger,
 };
-use wire::link::{Peer, RemoteCluster};
+use wire::link::RemoteCluster;
 use wire::view::{NEWS_WAIT_MAX, ViewReply, ViewRequest, ViewService};
 
 use super::recover::LocalCopy;
@@ -32,19 +32,6 @@ const SILENCE_PATIENCE: Duration = Duration::from_secs(15);
 /// Whether two owners may execute a request.
 fn may_repeat(request: &ClusterRequest) -> bool {
     !matches!(request, ClusterRequest::Manage { method, .. } if method != "GET")
-}
-
-/// Waits until a node was not reached for a while.
-async fn is_silent(peer: &Peer) {
-    let mut contact = peer.contact();
-    loop {
-        // The sender lives as long as the peer.
-        let _ = contact.wait_for(|contact| !contact.is_there).await;
-        let back = contact.wait_for(|contact| contact.is_there);
-        if tokio::time::timeout(SILENCE_PATIENCE, back).await.is_err() {
-            return;
-        }
-    }
 }
 
 /// An owner of the ledgers.
@@ -107,8 +94,8 @@ impl KnownOwner {
 }
 
 impl Member {
-    /// Asks the owner of the control ledger, which may be this node. If it becomes another one meanwhile, that is asked. What must not be
-    /// executed twice is not asked again.
+    /// Asks the owner of the control ledger, which may be this node. If another node becomes the owner before it answers, this asks that
+    /// one, but does not repeat what two owners must not both execute.
     pub(super) async fn ask_owner(&self, request: ClusterRequest) -> Result<ClusterReply> {
         let mut newest = self.owner.newest();
         loop {
@@ -124,7 +111,7 @@ impl Member {
             tokio::select! {
                 answer = asked.ask(request.clone()) => return Ok(answer?),
                 _ = newest.wait_for(|next| next.is_some_and(|next| next.node != owner.node)) => {}
-                () = is_silent(&peer) => bail!("node {} is not reached", owner.node),
+                () = peer.is_away(SILENCE_PATIENCE) => bail!("node {} is not reached", owner.node),
             }
             if !may_repeat(&request) {
                 bail!(

@@ -568,7 +568,7 @@ impl FilesystemEntry {
             bytes_per_s: stat.bytes_per_s,
             helpers: stat.helpers,
             helped_shards: stat.helped_shards,
-            eta_s: stat.time_for(left).map(|time| time.as_secs() + 1),
+            eta_s: stat.time_for(left).map(|time| time.as_millis().div_ceil(1000) as u64),
             lost_extents: stat.lost_extents,
         }
     }

@@ -118,19 +118,6 @@ impl Routes {
         owner
     }
 
-    /// Waits until a node beside has been away for a while.
-    async fn is_away(beside: &Peer) {
-        let mut contact = beside.contact();
-        loop {
-            // The sender lives as long as the peer.
-            let _ = contact.wait_for(|contact| !contact.is_there).await;
-            let back = contact.wait_for(|contact| contact.is_there);
-            if tokio::time::timeout(AWAY, back).await.is_err() {
-                return;
-            }
-        }
-    }
-
     /// Asks all other nodes for an owner that is later than the known one. They wait so long for one.
     async fn ask_others(&self, known: Epoch, wait: Duration) -> Option<(NodeId, Epoch)> {
         let nodes = self.known().clone();
@@ -210,7 +197,7 @@ async fn follow_owner(routes: Arc<Routes>, tell: watch::Sender<Option<NodeId>>) 
                     Ok(_) => continue,
                     Err(_) => None,
                 },
-                () = Routes::is_away(beside) => routes.ask_others(known, Duration::ZERO).await,
+                () = beside.is_away(AWAY) => routes.ask_others(known, Duration::ZERO).await,
             },
         };
         match answer {

@@ -1,12 +1,11 @@
 //! The progress of a repairer, and its rate.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use base::env::Env;
 use base::{Epoch, NodeId, PgId};
-
 use client::RepairOutcome;
 
 use super::Kind;
@@ -46,7 +45,7 @@ pub struct RepairStat {
 }
 
 impl RepairStat {
-    /// The time until so many bytes are restored, at the present rates; `None`: it is idle.
+    /// How long the repair of so many bytes takes at the present rates; `None`: repair is idle.
     pub fn time_for(&self, bytes: u64) -> Option<Duration> {
         Some(time_for(bytes, self.bytes_per_s)?.max(self.slowest))
     }
@@ -87,6 +86,8 @@ struct AtNode {
     gauge: Gauge,
     /// Bytes that are still missing on its drives.
     left_bytes: u64,
+    /// It is another node, and restored shards since repair was idle last.
+    helps: bool,
 }
 
 #[derive(Default)]
@@ -96,8 +97,6 @@ struct State {
     gauge: Gauge,
     /// What each node restores; `None`: this one.
     nodes: BTreeMap<Option<NodeId>, AtNode>,
-    /// Other nodes that restored shards since repair was idle last.
-    helpers: BTreeSet<NodeId>,
     rebuilt: HashMap<PgId, Epoch>,
 }
 
@@ -119,8 +118,7 @@ impl Progress {
     /// Another node has restored shards.
     pub(super) fn helped(&self, node: NodeId, outcomes: &[RepairOutcome]) {
         let mut state = self.lock();
-        state.helpers.insert(node);
-        state.stat.helpers = state.helpers.len() as u32;
+        state.nodes.entry(Some(node)).or_default().helps = true;
         let stored = outcomes.iter().filter(|outcome| matches!(outcome, RepairOutcome::Stored { .. }));
         state.stat.helped_shards += stored.count() as u64;
     }
@@ -154,8 +152,7 @@ impl Progress {
         let mut state = self.lock();
         state.gauge = Gauge::default();
         state.nodes.clear();
-        state.helpers.clear();
-        (state.stat.bytes_per_s, state.stat.helpers) = (0, 0);
+        state.stat.bytes_per_s = 0;
     }
 
     /// The bytes that are missing on the drives of each node.
@@ -191,9 +188,12 @@ impl Progress {
     pub(super) fn stat(&self) -> RepairStat {
         let state = self.lock();
         let left = state.nodes.values().filter_map(|node| time_for(node.left_bytes, node.gauge.per_s));
-        let (slowest, lost_extents) =
-            (left.max().unwrap_or_default(), state.stat.lost_extents + state.lost_owed);
-        RepairStat { lost_extents, slowest, ..state.stat }
+        RepairStat {
+            lost_extents: state.stat.lost_extents + state.lost_owed,
+            slowest: left.max().unwrap_or_default(),
+            helpers: state.nodes.values().filter(|node| node.helps).count() as u32,
+            ..state.stat
+        }
     }
 }
 

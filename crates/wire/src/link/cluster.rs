@@ -18,7 +18,7 @@ use crate::message::{CLUSTER, HOST, JOIN, Payload};
 
 /// How much longer than the wait for news a call waits for its answer.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How much longer the answer to an order to restore shards is waited for. Meanwhile nothing is deleted.
+/// How much longer an owner waits for the answer to an order to restore shards. It deletes nothing meanwhile.
 const RESTORE_WAY: Duration = Duration::from_secs(2);
 /// How long an operator's request may take, and the formatting of a drive.
 const WORK: Duration = Duration::from_secs(150);

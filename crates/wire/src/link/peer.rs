@@ -219,6 +219,19 @@ impl Peer {
         self.shared.contact.subscribe()
     }
 
+    /// Waits until it was not reached for so long.
+    pub async fn is_away(&self, time: Duration) {
+        let mut contact = self.contact();
+        loop {
+            // The sender lives as long as the peer.
+            let _ = contact.wait_for(|contact| !contact.is_there).await;
+            let back = contact.wait_for(|contact| contact.is_there);
+            if tokio::time::timeout(time, back).await.is_err() {
+                return;
+            }
+        }
+    }
+
     /// Asks a service of which a process has one, on the connection for metadata.
     pub(super) async fn ask_process<T: Serialize + Payload, R: DeserializeOwned + Payload>(
         &self,
