@@ -24,4 +24,6 @@ if command -v shellcheck >/dev/null; then
 else
     skipped "shellcheck" "not installed"
 fi
+# make upgrade builds the program of the next format level with it.
+check "tests/upgrade/next.patch fits the sources" git apply --check tests/upgrade/next.patch
 exit 0
