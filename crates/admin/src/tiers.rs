@@ -1,5 +1,7 @@
 //! Filesystems and their object stores: requests to a node, and their answers.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 use wire::BoxFuture;
 use wire::store::{StoreHealth, StoreOp};
@@ -71,6 +73,9 @@ pub struct TierInfo {
     pub overhead_percent: Option<u64>,
     /// Bytes of extents that were uploaded.
     pub uploaded_bytes: u64,
+    /// The nodes that uploaded them, by number.
+    #[serde(default)]
+    pub uploaded_by: BTreeMap<u32, u64>,
     /// Bytes of extents that left the drives.
     pub released_bytes: u64,
     /// Released bytes that left before the retention had passed, because drives were filling up.

@@ -209,10 +209,11 @@ impl Blobs {
         self.paused_until_ns.store(now_ns + PAUSE_NS, Ordering::Relaxed);
     }
 
-    /// Stores a blob.
-    pub(crate) async fn put(&self, id: BlobId, blob: Outgoing) -> Result<(), StoreError> {
+    /// Stores a blob. Returns the place where it is.
+    pub(crate) async fn put(&self, id: BlobId, blob: Outgoing) -> Result<u64, StoreError> {
         let store = self.store().ok_or_else(|| StoreError::Unavailable("no store is attached".to_owned()))?;
-        store.put(id.key(self.link.cluster), blob).await
+        store.put(id.key(self.link.cluster), blob).await?;
+        Ok(store.place())
     }
 
     /// Bytes of a blob as the store has them, not verified.

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use base::{DriveId, Epoch, ExtentId, FsError, NodeId};
-use layout::DriveState;
+use layout::{DriveState, shard_len};
 use wire::cluster::RepairOutcome;
 use wire::drive::{ShardEntry, ShardShape};
 use wire::meta::{ExtentRef, MetaReply, MetaRequest, OwedEntry};
@@ -56,6 +56,23 @@ impl Client {
         let topology = self.inner.extents.topology();
         let drive = topology.map.group(shard.pg)?.members.get(usize::from(shard.shard.0))?;
         topology.map.drive(*drive).map(|drive| NodeId(drive.place.node))
+    }
+
+    /// The bytes of these extents that each node has, without redundancy.
+    pub fn bytes_by_node<'a>(&self, extents: impl Iterator<Item = &'a ExtentRef>) -> HashMap<NodeId, u64> {
+        let topology = self.inner.extents.topology();
+        let nodes: HashMap<DriveId, NodeId> =
+            topology.map.drives.iter().map(|drive| (drive.id, NodeId(drive.place.node))).collect();
+        let mut held = HashMap::new();
+        for extent in extents {
+            let Some(group) = topology.map.group(extent.pg) else { continue };
+            for drive in group.members.iter().take(extent.k.into()) {
+                if let Some(node) = nodes.get(drive) {
+                    *held.entry(*node).or_default() += u64::from(shard_len(extent.extent_len, extent.k));
+                }
+            }
+        }
+        held
     }
 
     /// The epoch of the cluster map that is used now.

@@ -62,8 +62,8 @@ impl Client {
         }
     }
 
-    /// Gives numbers back that are not used. After an error it is tried again at the next call.
-    pub(crate) async fn return_numbers(&self) {
+    /// Gives numbers of blobs back that are not used. After an error it is tried again at the next call.
+    pub async fn return_numbers(&self) {
         let reserved = &self.inner.blobs.reserved;
         if !reserved.has_unused.load(Ordering::Acquire) {
             return;

@@ -141,6 +141,11 @@ impl Client {
         self.tier(TierRequest::Attach).await.map(drop)
     }
 
+    /// Blobs count only if they are stored at this place, see [`ObjectStore::place`].
+    pub async fn tier_place(&self, place: u64) -> Result<(), FsError> {
+        self.tier(TierRequest::Place { place }).await.map(drop)
+    }
+
     /// Stops uploading extents and releasing them from the drives.
     pub async fn tier_leave(&self) -> Result<(), FsError> {
         self.tier(TierRequest::Leave).await.map(drop)
@@ -235,14 +240,14 @@ impl Client {
         let id = away.id(serial, number.term);
         let blob = builder.finish(away.link.cluster, id, away.link.filesystem);
         let (data_off, bytes) = (blob.header.data_off() as u32, blob.header.blob_bytes() as u32);
-        away.put(id, Outgoing { parts: blob.parts, pace }).await?;
+        let at = away.put(id, Outgoing { parts: blob.parts, pace }).await?;
         let place = |block: u32| data_off + block * base::units::BLOCK_BYTES as u32;
         let extents = extents.iter().map(|(source, block)| Uploaded {
             id: source.id(),
             off: place(*block),
             from: source.from(),
         });
-        let commit = TierRequest::Commit { serial, bytes, extents: extents.collect() };
+        let commit = TierRequest::Commit { serial, bytes, extents: extents.collect(), place: at };
         match self.tier(commit).await? {
             TierReply::Committed { bytes } => {
                 number.committed();

@@ -11,6 +11,7 @@ mod member;
 mod mount;
 mod node;
 mod remote;
+mod stores;
 mod watchdog;
 
 use std::io::Write;

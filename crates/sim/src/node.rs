@@ -52,6 +52,7 @@ pub(crate) struct Node {
     pub(crate) owners: Arc<Owners>,
     pub(crate) drives: Drives,
     pub(crate) clients: Vec<Client>,
+    helpers: Option<Arc<dyn OtherNodes>>,
     reclaimer: Reclaimer,
     repairer: Repairer,
     damage: DamageKeeper,
@@ -208,16 +209,15 @@ impl Node {
         let reclaimer = Reclaimer::start(clients[0].clone(), &Handle::current());
         let env = || world.env_of(Machine::Client(0));
         let (pace, client, runtime) = (Arc::new(Pace::new(env())), clients[0].clone(), Handle::current());
-        let helpers =
-            world.scenario.helps.then(|| Helpers::new(world, boot, &clients) as Arc<dyn OtherNodes>);
-        let repairer = Repairer::start(env(), client.clone(), helpers, pace.clone(), &runtime);
+        let helpers = Helpers::of(world, boot, &clients);
+        let repairer = Repairer::start(env(), client.clone(), helpers.clone(), pace.clone(), &runtime);
         let start_packer = || Packer::start(env(), client.clone(), pace.clone(), PACKING, &runtime);
         let packer = world.scenario.packs.then(start_packer);
         let damage = DamageKeeper::start(env(), client.clone(), pace.clone(), &runtime);
         let orphans = OrphanCollector::start(env(), client.clone(), pace.clone(), ORPHANS, &runtime);
         let (scrubbed, targets) = watch::channel(scrub_targets(&drives, client));
         let scrubber = Scrubber::start(env(), [], targets, pace.clone(), &runtime);
-        tier.start(&clients[0], &pace);
+        tier.start(&clients[0], helpers.clone(), &pace);
         let victim = DriveId(world.scenario.victim());
         if world.cluster().is_behind(victim) {
             clients[0].recheck(victim).await.map_err(|error| format!("recheck: {error}"))?;
@@ -228,6 +228,7 @@ impl Node {
             owners,
             drives,
             clients,
+            helpers,
             reclaimer,
             repairer,
             damage,
@@ -280,11 +281,15 @@ impl Node {
         world.trace.event(format_args!("the store is left from now on"));
         world.promises().detaching = true;
         tier.stop().await;
-        tier.start(&self.clients[0], &self.pace);
+        tier.start(&self.clients[0], self.helpers.clone(), &self.pace);
     }
 
     /// Describes tiering work that is still to be done.
-    pub(crate) async fn untiered(&self) -> Option<String> {
+    pub(crate) async fn untiered(&self, world: &World) -> Option<String> {
+        let dead = world.promises().dead_clients.clone();
+        for (_, client) in (0..).zip(&self.clients).filter(|(number, _)| !dead.contains(number)) {
+            client.return_numbers().await;
+        }
         if let Ok(dead) = self.clients[0].dead_blobs().await
             && !dead.is_empty()
         {

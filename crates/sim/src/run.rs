@@ -277,11 +277,11 @@ async fn come_to_rest(world: &Arc<World>, mut node: Node) -> Ended {
         node.detach(world).await;
     }
     node.rest(world, REST).await;
-    let mut untiered = node.untiered().await;
+    let mut untiered = node.untiered(world).await;
     for _ in 0..RESTS_MAX {
         if untiered.is_some() {
             node.rest(world, REST).await;
-            untiered = node.untiered().await;
+            untiered = node.untiered(world).await;
         }
     }
     if let Some(what) = untiered.filter(|_| !world.is_faulty()) {

@@ -13,7 +13,7 @@ use client::{Client, TierLink};
 use layout::BLOB_BYTES_MIN;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
-use upkeep::{Pace, TierOptions, Tiering};
+use upkeep::{OtherNodes, Pace, TierOptions, Tiering};
 use wire::BoxFuture;
 use wire::store::{ObjectStore, Outgoing, StoreError};
 
@@ -176,7 +176,7 @@ impl Tier {
     }
 
     /// Starts or resumes tiering, with small blobs and short delays.
-    pub(crate) fn start(&mut self, client: &Client, pace: &Arc<Pace>) {
+    pub(crate) fn start(&mut self, client: &Client, others: Option<Arc<dyn OtherNodes>>, pace: &Arc<Pace>) {
         if !self.world.scenario.tiers {
             return;
         }
@@ -186,10 +186,12 @@ impl Tier {
             cue_s: dice.below(3),
             blob_bytes: BLOB_BYTES_MIN,
             uploads: 1 + dice.below(3) as usize,
+            uploads_all: 1 + dice.below(6) as usize,
+            place: 0,
             detaching: self.world.promises().detaching,
         };
         let (env, runtime) = (self.world.env_of(Machine::Client(0)), Handle::current());
-        self.tiering = Some(Tiering::start(env, client.clone(), pace.clone(), options, &runtime));
+        self.tiering = Some(Tiering::start(env, client.clone(), others, pace.clone(), options, &runtime));
     }
 
     /// Whether tiering runs. A restart that was interrupted after the stop leaves it stopped.

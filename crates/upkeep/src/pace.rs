@@ -147,7 +147,12 @@ impl Pace {
     /// The rest of work that is not urgent after it moved `bytes` while the filesystem is in use: it goes evenly, at
     /// half the rate.
     pub(crate) fn rest_in_use(&self, bytes: u64) -> Duration {
-        Duration::from_nanos(bytes.saturating_mul(2_000_000_000) / self.bytes_per_s())
+        Duration::from_nanos(bytes.saturating_mul(1_000_000_000) / self.bytes_per_s_in_use())
+    }
+
+    /// The rate of such work.
+    pub(crate) fn bytes_per_s_in_use(&self) -> u64 {
+        (self.bytes_per_s() / 2).max(1)
     }
 
     /// Takes `bytes` if they may move now, at another node or here; otherwise returns how long to wait.

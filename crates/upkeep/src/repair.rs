@@ -17,8 +17,8 @@ use client::{Client, Flaw, OwedEntry, RepairOutcome};
 use futures_util::future::join_all;
 use layout::shard_len;
 use tokio::runtime::Handle;
-use wire::BoxFuture;
 
+use crate::others::OtherNodes;
 use crate::pace::{Pace, Permit, Urgency};
 use crate::task::{Stopped, Task};
 use progress::Progress;
@@ -34,20 +34,6 @@ const ORDERS: usize = 2;
 
 /// The time for which a node is not asked again that did not restore shards.
 const HELP_PAUSE_NS: u64 = 30_000_000_000;
-
-/// The other nodes of the cluster.
-pub trait OtherNodes: Send + Sync {
-    /// This node.
-    fn here(&self) -> NodeId;
-
-    /// Has another node restore shards on its drives, with the cluster map of this epoch or a later one. `None`: it does not.
-    fn restore(
-        &self,
-        node: NodeId,
-        map: Epoch,
-        shards: Vec<OwedEntry>,
-    ) -> BoxFuture<'_, Option<Vec<RepairOutcome>>>;
-}
 
 /// Repairs and rebuilds one filesystem, in the background.
 pub struct Repairer {

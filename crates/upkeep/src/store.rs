@@ -17,7 +17,7 @@ use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::ops::Range;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -158,11 +158,12 @@ impl S3Store {
         self.traffic.health()
     }
 
-    /// Checks about once a second whether the store answers. Never ends.
-    pub async fn watch(&self) {
-        loop {
-            self.traffic.checked(self.check_health().await);
-            let random_ms = self.env.random.next_u64() % CHECK_EVERY_MS;
+    /// Checks about once a second whether a store answers, until nothing uses it any more.
+    pub async fn watch(store: Weak<Self>) {
+        while let Some(store) = store.upgrade() {
+            store.traffic.checked(store.check_health().await);
+            let random_ms = store.env.random.next_u64() % CHECK_EVERY_MS;
+            drop(store);
             tokio::time::sleep(Duration::from_millis(CHECK_EVERY_MS / 2 + random_ms)).await;
         }
     }
@@ -209,6 +210,10 @@ impl S3Store {
 }
 
 impl ObjectStore for S3Store {
+    fn place(&self) -> u64 {
+        self.settings.address.place()
+    }
+
     fn put(&self, key: String, object: Outgoing) -> BoxFuture<'_, Result<(), StoreError>> {
         let ask = Ask { object, ..Ask::new(Method::PUT, key) };
         Box::pin(async { self.ask(ask).await.map(drop) })

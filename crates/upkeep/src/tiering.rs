@@ -8,28 +8,31 @@
 mod backoff;
 mod gives_way;
 mod queue;
+mod uploaders;
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use base::env::Env;
 use base::units::BLOCK_BYTES;
-use base::{Epoch, ExtentId, FsError};
+use base::{Epoch, ExtentId, FsError, NodeId};
 use client::{Client, MapEntry, UploadError};
 use futures_util::{StreamExt, stream};
 use tokio::runtime::Handle;
 use tokio::task::{JoinError, JoinSet};
 use wire::meta::Content;
 use wire::store::{MovePace, StoreError};
-use wire::tier::{BlobStat, TierMode, TierStat};
+use wire::tier::{BlobStat, DueExtent, TierMode, TierStat};
 
+use crate::others::{BlobLoad, OtherNodes};
 use crate::pace::{Pace, Permit};
 use crate::task::{Stopped, Task};
 use backoff::{Backoff, PAUSE_MAX, PAUSE_MIN};
-pub use gives_way::GivesWay;
+pub use gives_way::{GivesWay, Steady};
 use queue::Queue;
+use uploaders::Uploaders;
 
 /// Pause when there is nothing to do.
 const IDLE: Duration = Duration::from_millis(500);
@@ -70,8 +73,12 @@ pub struct TierOptions {
     pub cue_s: u64,
     /// Largest blob.
     pub blob_bytes: u32,
-    /// Blobs made at a time: each is in memory until it is stored.
+    /// Blobs that a node makes at a time: each is in memory until it is stored.
     pub uploads: usize,
+    /// Blobs that all nodes together make at a time.
+    pub uploads_all: usize,
+    /// The place of the store.
+    pub place: u64,
     /// Whether all content comes back and the store is left.
     pub detaching: bool,
 }
@@ -83,6 +90,8 @@ pub struct TieringStat {
     pub tier: TierStat,
     /// Bytes of extents that were uploaded.
     pub uploaded_bytes: u64,
+    /// The nodes that uploaded them.
+    pub uploaded_by: BTreeMap<NodeId, u64>,
     /// Bytes of extents that left the drives.
     pub released_bytes: u64,
     /// The part of `released_bytes` that left before its retention ended, because drives were filling up.
@@ -106,8 +115,15 @@ pub struct Tiering {
 }
 
 impl Tiering {
-    /// Starts tiering.
-    pub fn start(env: Env, client: Client, pace: Arc<Pace>, options: TierOptions, runtime: &Handle) -> Self {
+    /// Starts tiering, with uploads by all nodes if there are others.
+    pub fn start(
+        env: Env,
+        client: Client,
+        others: Option<Arc<dyn OtherNodes>>,
+        pace: Arc<Pace>,
+        options: TierOptions,
+        runtime: &Handle,
+    ) -> Self {
         let stat: Arc<Mutex<TieringStat>> = Arc::default();
         let work_stat = Arc::clone(&stat);
         let work = |stopped| {
@@ -118,10 +134,11 @@ impl Tiering {
                 options,
                 stat: work_stat,
                 stopped,
+                has_told_place: false,
                 uploads: JoinSet::new(),
                 under_way: HashSet::new(),
+                uploaders: Uploaders::new(others, options.uploads, options.uploads_all),
                 deletions: JoinSet::new(),
-                upload_pause: Backoff::default(),
                 delete_pause: Backoff::default(),
                 reclaim_pause: Backoff::default(),
                 unreadable: None,
@@ -176,8 +193,16 @@ impl Trouble {
     }
 }
 
-/// The extents of an upload, and its result.
-type Upload = (Vec<ExtentId>, Result<u64, UploadError>);
+/// Why a blob was not made.
+enum NotMade {
+    /// This node failed.
+    Here(UploadError),
+    /// Another node failed, for this reason.
+    Elsewhere(String),
+}
+
+/// A blob that was to be made: where, its extents, and the bytes of them that it has.
+type Upload = (NodeId, Vec<ExtentId>, Result<u64, NotMade>);
 
 struct Work {
     env: Env,
@@ -187,12 +212,15 @@ struct Work {
     stat: Arc<Mutex<TieringStat>>,
     stopped: Stopped,
     uploads: JoinSet<Upload>,
+    /// The owner knows the place of the store.
+    has_told_place: bool,
     /// Extents of these uploads.
     under_way: HashSet<ExtentId>,
+    /// The nodes that make blobs.
+    uploaders: Uploaders,
     /// At most one task, which deletes several blobs at a time.
     deletions: JoinSet<Result<(), Trouble>>,
-    /// Pauses of uploads, of deletions and of reclamation after failures.
-    upload_pause: Backoff,
+    /// Pauses of deletions and of reclamation after failures.
     delete_pause: Backoff,
     reclaim_pause: Backoff,
     /// The error of an upload whose extents could not be read. Other uploads may go on.
@@ -232,7 +260,8 @@ impl Work {
 
     /// Why part of the work is held up, although the rest goes on.
     fn trouble(&self) -> Option<String> {
-        [&self.upload_pause, &self.delete_pause, &self.reclaim_pause].into_iter().find_map(Backoff::reason)
+        let pauses = || [&self.delete_pause, &self.reclaim_pause].into_iter().find_map(Backoff::reason);
+        self.uploaders.reason().or_else(pauses)
     }
 
     /// Rests while uploads go on.
@@ -255,6 +284,10 @@ impl Work {
 
     /// Does a part of all work that is due. Returns whether there is more to do at once.
     async fn step(&mut self) -> Result<bool, Trouble> {
+        if !self.has_told_place {
+            self.client.tier_place(self.options.place).await?;
+            self.has_told_place = true;
+        }
         let tier = self.client.tier_stat().await?;
         lock(&self.stat).tier = tier;
         if self.options.detaching {
@@ -283,19 +316,17 @@ impl Work {
         if let Some(error) = self.unreadable.take() {
             return Err(error.into());
         }
-        let most = self.upload_pause.tries_max(self.options.uploads, self.env.clock.boot_ns());
-        if most == 0 {
-            return Ok(false);
-        }
         let now = self.now_s();
         let before_s = if hurry { now } else { now.saturating_sub(self.options.cue_s) };
         let mut queue = Queue::new(before_s, self.options.blob_bytes);
-        while self.uploads.len() < most {
+        loop {
+            let free = self.uploaders.free(self.env.clock.boot_ns());
+            if free.is_empty() {
+                break;
+            }
             let (load, full) = queue.next_load(&self.client, &self.under_way).await?;
             let Some(oldest) = load.first() else {
-                if self.uploads.is_empty() {
-                    self.upload_pause.clear();
-                }
+                self.uploaders.clear();
                 return Ok(false);
             };
             if !full && !hurry && oldest.written_s + GATHER_S > before_s {
@@ -312,11 +343,10 @@ impl Work {
             if self.pace.permit_if_strained(bytes, strained).await == Permit::NotYet {
                 return Ok(true);
             }
-            let ids: Vec<ExtentId> = load.iter().map(|due| due.extent.id).collect();
-            self.under_way.extend(&ids);
-            let (client, blob_bytes) = (self.client.clone(), self.options.blob_bytes);
-            let pace = (!is_urgent).then(|| self.gives_way());
-            self.uploads.spawn(async move { (ids, client.upload(load, blob_bytes, pace).await) });
+            match self.uploaders.choose(&self.client, &free, &load) {
+                Some(node) => self.begin_upload(node, load, is_urgent),
+                None => break,
+            }
         }
         // The most uploads are under way: waits for one.
         match self.uploads.join_next().await {
@@ -324,6 +354,24 @@ impl Work {
             None => return Ok(false),
         }
         Ok(true)
+    }
+
+    fn begin_upload(&mut self, node: NodeId, load: Vec<DueExtent>, is_urgent: bool) {
+        let ids: Vec<ExtentId> = load.iter().map(|due| due.extent.id).collect();
+        self.under_way.extend(&ids);
+        self.uploaders.began(node);
+        let (client, blob_bytes) = (self.client.clone(), self.options.blob_bytes);
+        if let Some(others) = self.uploaders.others_for(node) {
+            let gives_way = !is_urgent && client.is_in_use();
+            let bytes_per_s = if gives_way { self.pace.bytes_per_s_in_use() } else { 0 };
+            let load = BlobLoad { map: client.map_epoch(), extents: load, blob_bytes, bytes_per_s };
+            let made = async move { others.upload(node, load).await.map_err(NotMade::Elsewhere) };
+            self.uploads.spawn(async move { (node, ids, made.await) });
+        } else {
+            let pace = (!is_urgent).then(|| self.gives_way());
+            let made = async move { client.upload(load, blob_bytes, pace).await.map_err(NotMade::Here) };
+            self.uploads.spawn(async move { (node, ids, made.await) });
+        }
     }
 
     /// A pace without rests while a writer waits for room, tiering is being stopped, or drives fill up.
@@ -337,22 +385,34 @@ impl Work {
 
     fn uploaded(&mut self, done: Result<Upload, JoinError>) {
         // A task that panicked has ended the process already.
-        let Ok((ids, result)) = done else { return };
+        let Ok((node, ids, result)) = done else { return };
         for id in ids {
             self.under_way.remove(&id);
         }
-        match result {
+        let failure = match result {
             Ok(bytes) => {
-                self.upload_pause.clear();
-                lock(&self.stat).uploaded_bytes += bytes;
+                let mut stat = lock(&self.stat);
+                stat.uploaded_bytes += bytes;
+                *stat.uploaded_by.entry(node).or_default() += bytes;
+                None
             }
-            Err(error @ UploadError::Unreadable(_)) => self.unreadable = Some(error),
-            Err(error) => {
+            Err(NotMade::Here(error @ UploadError::Unreadable(_))) => {
+                self.unreadable = Some(error);
+                None
+            }
+            Err(NotMade::Here(error)) => {
                 let text = format!("uploads pause: {}", Trouble::from(error).explained());
                 tracing::warn!(trouble = text, "a blob was not stored");
-                lock(&self.stat).problem = Some(text.clone());
-                self.upload_pause.failed(text, self.env.clock.boot_ns());
+                Some(text)
             }
+            Err(NotMade::Elsewhere(reason)) => {
+                tracing::info!(%node, reason, "a node made no blob");
+                Some(reason)
+            }
+        };
+        self.uploaders.ended(node, failure, self.env.clock.boot_ns());
+        if let Some(reason) = self.uploaders.reason() {
+            lock(&self.stat).problem = Some(reason);
         }
     }
 
@@ -444,7 +504,7 @@ impl Work {
         let sums = (tier.blobs, tier.stored_bytes, tier.live_bytes);
         let nothing_to_do = !self.reclaiming || tier.blobs == 0 || self.futile_sums == Some(sums);
         // The content of emptied blobs has to be stored first, and without deletions that only makes the bucket larger.
-        let holds = self.upload_pause.reason().is_some() || self.delete_pause.reason().is_some();
+        let holds = self.uploaders.reason_here().is_some() || self.delete_pause.reason().is_some();
         if nothing_to_do || holds {
             return Ok(false);
         }

@@ -10,6 +10,8 @@ use serde::{Deserialize, Serialize};
 use crate::BoxFuture;
 use crate::message::Payload;
 use crate::meta::OwedEntry;
+use crate::store::SeenBy;
+use crate::tier::DueExtent;
 
 /// The longest that a question for records waits for news.
 pub const RECORDS_WAIT_MAX: Duration = Duration::from_secs(20);
@@ -274,6 +276,8 @@ pub enum HostRequest {
     },
     /// Restores shards on its drives. Takes [`RESTORE_MAX`] at most. Answer: `Restored`.
     Restore(RestoreOrder),
+    /// Puts extents into a new blob of the object store. Takes [`UPLOAD_MAX`] at most. Answer: `Uploaded`.
+    Upload(UploadOrder),
 }
 
 /// The longest that a node works on an order to restore shards.
@@ -292,6 +296,26 @@ pub struct RestoreOrder {
     pub map: Epoch,
     /// Which ones; at most [`RESTORE_SHARDS_MAX`].
     pub shards: Vec<OwedEntry>,
+}
+
+/// The longest that a node works on an order to make a blob.
+pub const UPLOAD_MAX: Duration = Duration::from_secs(300);
+
+/// Extents that a node is to put into one blob of the object store of their filesystem.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UploadOrder {
+    /// The filesystem, by its name.
+    pub filesystem: String,
+    /// Its ledger.
+    pub ledger: LedgerId,
+    /// A cluster map that has the groups of the extents.
+    pub map: Epoch,
+    /// Which ones; at most [`TIER_EXTENTS_MAX`](crate::tier::TIER_EXTENTS_MAX).
+    pub extents: Vec<DueExtent>,
+    /// Largest blob.
+    pub blob_bytes: u32,
+    /// Bytes per second at which it gives way to users; 0: there are none, or it is urgent.
+    pub bytes_per_s: u64,
 }
 
 /// The result for a shard that was to be restored.
@@ -324,6 +348,9 @@ pub struct NodeCondition {
     /// The newest format level of its program; 0: it says nothing.
     #[serde(default)]
     pub format_level: u32,
+    /// Whether the object stores in use answer it, by number.
+    #[serde(default)]
+    pub stores: Vec<(u32, SeenBy)>,
 }
 
 /// The longest that the check of a node may take.
@@ -435,6 +462,11 @@ pub enum HostReply {
     Condition(NodeCondition),
     /// What became of each shard, in the order in which they were named.
     Restored(Vec<RepairOutcome>),
+    /// A blob was stored, unless none of the extents is there any more.
+    Uploaded {
+        /// Bytes of extents in it.
+        bytes: u64,
+    },
 }
 
 /// A ledger as a node has it.

@@ -325,6 +325,7 @@ pub const HOST: Operations = Operations(&[
     ("Condition", 0x01c9),
     ("Check", 0x01ca),
     ("Restore", 0x01cb),
+    ("Upload", 0x01cc),
 ]);
 /// Operations of drives.
 pub const DRIVE: Operations = Operations(&[

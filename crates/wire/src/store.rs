@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base::Ino;
+use base::checksum::crc32c;
 use bytes::Bytes;
 use layout::BLOB_BYTES_MAX;
 use serde::{Deserialize, Serialize};
@@ -163,6 +164,10 @@ pub trait ObjectStore: Send + Sync {
     fn get(&self, key: String, range: Option<Range<u64>>) -> BoxFuture<'_, Result<Bytes, StoreError>>;
     /// Removes an object; succeeds if it does not exist.
     fn delete(&self, key: String) -> BoxFuture<'_, Result<(), StoreError>>;
+    /// Tells apart the places where objects may be: it is the same number for the same place.
+    fn place(&self) -> u64 {
+        0
+    }
     /// What brings back what is read here; `None`: the reader does so itself.
     fn brings_back(&self) -> Option<&dyn BringsBack> {
         None
@@ -394,6 +399,17 @@ pub struct StoreAddress {
     pub ca: Option<String>,
     /// Limits on its requests.
     pub limits: StoreLimits,
+}
+
+impl StoreAddress {
+    /// The number of the place where its objects are, not 0.
+    pub fn place(&self) -> u64 {
+        let Self { host, port, bucket, prefix, .. } = self;
+        let text = format!("{host}\n{port}\n{bucket}\n{prefix}");
+        let sum = |part: &str| u64::from(crc32c([part, &text].concat().as_bytes()));
+        // Sums of two texts, because one may be the same by chance.
+        (sum("1") << 32 | sum("2")).max(1)
+    }
 }
 
 /// One step of a store's test.

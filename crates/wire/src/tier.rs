@@ -210,8 +210,14 @@ pub enum TierRequest {
     Ages { after: Option<ExtentId>, limit: u32 },
     /// A number for a new blob. Answer: `Reserved`.
     Reserve,
-    /// The blob is stored. Answer: `Committed`.
-    Commit { serial: u64, bytes: u32, extents: Vec<Uploaded> },
+    /// The blob is stored, at this place. Answer: `Committed`.
+    Commit {
+        serial: u64,
+        bytes: u32,
+        extents: Vec<Uploaded>,
+        #[serde(default)]
+        place: u64,
+    },
     /// Nothing will refer to the blobs that the session has reserved and did not commit, but these: they must be deleted.
     Abandon { keep: Vec<u64> },
     /// Frees the shards of extents that are on drives and in a blob. Answer: `Released`.
@@ -228,6 +234,8 @@ pub enum TierRequest {
     Parts { ino: Ino, off: u64, limit: u32 },
     /// Answer: `Stat`.
     Stat,
+    /// The place of the store, from now on until the owner ends: blobs that were stored at another one are refused.
+    Place { place: u64 },
 }
 
 /// The answers.

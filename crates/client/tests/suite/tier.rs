@@ -11,7 +11,7 @@ use crate::common::{
 };
 use base::{FsError, Ino};
 use bytes::Bytes;
-use client::{Client, Fetched, FileKind, FileTiers, MakeNode, OpenIntent, RenameMode, SeekKind};
+use client::{Client, Fetched, FileKind, FileTiers, MakeNode, OpenIntent, RenameMode, SeekKind, UploadError};
 use layout::BlobId;
 use wire::BoxFuture;
 use wire::meta::MetaRequest;
@@ -574,6 +574,32 @@ fn a_blob_of_which_nobody_knows_whether_it_is_in_use_is_used_or_deleted() {
         }
         client.dead_blobs().await.unwrap();
         assert!(read_all(&client, ino).await.unwrap() == pattern(9, 50_000));
+    });
+}
+
+/// A client may hear late that the store has moved.
+#[test]
+fn a_blob_at_a_place_where_the_store_is_no_more_is_refused() {
+    run("4+2", |world| async move {
+        let store = Arc::new(MemStore::default());
+        let client = world.tiered_client(&store).await;
+        client.tier_attach().await.unwrap();
+        let files = write_files(&client).await;
+        // The store is at place 0.
+        client.tier_place(7).await.unwrap();
+        let mut due = client.tier_due(Stage::Queued, u64::MAX - 1, None).await.unwrap();
+        due.truncate(Client::fitting(&due, BLOB));
+        let queued = client.tier_stat().await.unwrap().queued;
+        let refused = client.upload(due, BLOB, None).await;
+        assert!(matches!(refused, Err(UploadError::Owner(FsError::Invalid))), "{refused:?}");
+        assert_eq!(client.tier_stat().await.unwrap().queued, queued);
+        client.tier_place(0).await.unwrap();
+        delete_dead(&client).await;
+        assert!(store.keys().is_empty(), "the refused blob stays: {:?}", store.keys());
+        send_away(&world, &client).await;
+        for (ino, bytes) in &files {
+            assert!(read_all(&client, *ino).await.unwrap() == *bytes);
+        }
     });
 }
 

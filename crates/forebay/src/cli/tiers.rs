@@ -496,6 +496,10 @@ fn details(tier: &TierInfo) -> String {
             ),
         ),
     ];
+    if tier.uploaded_by.len() > 1 {
+        let nodes = tier.uploaded_by.iter().map(|(node, some)| format!("node {node} {}", bytes(*some)));
+        lines.push(("uploaded by", nodes.collect::<Vec<_>>().join(", ")));
+    }
     lines.extend(tier.problem.clone().map(|problem| ("problem", problem)));
     lines.iter().map(|(name, value)| format!("{name:<13} {value}\n")).collect()
 }

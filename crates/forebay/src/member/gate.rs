@@ -94,6 +94,11 @@ impl MemberGate {
         Ok(())
     }
 
+    /// Users, keys, and the key of the cluster.
+    pub(super) fn accounts(&self) -> Arc<Accounts> {
+        self.parts.accounts.clone()
+    }
+
     /// The audit log of the node.
     pub(super) fn audit(&self) -> Arc<AuditLog> {
         self.parts.audit.clone()

@@ -306,7 +306,8 @@ impl HostService for DriveHost {
                 | HostRequest::Stored
                 | HostRequest::Condition
                 | HostRequest::Check { .. }
-                | HostRequest::Restore(_) => Err(anyhow::anyhow!("this opens drives only")),
+                | HostRequest::Restore(_)
+                | HostRequest::Upload(_) => Err(anyhow::anyhow!("this opens drives only")),
             };
             reply.map_err(|error| Declined(format!("{error:#}")))
         })

@@ -3,13 +3,14 @@
 
 mod candidate;
 mod gate;
+mod helping;
 mod host;
 mod join;
 mod manage;
 mod mounts;
 mod owner;
 mod recover;
-mod restoring;
+mod stores;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -40,11 +41,12 @@ use crate::remote::{OwnDrives, Routes};
 use candidate::Candidate;
 pub(crate) use candidate::is_candidate;
 use gate::MemberGate;
+use helping::Helper;
 use host::DriveHost;
 use manage::Manager;
 use mounts::MemberMounts;
 use owner::{ForAll, KnownOwner};
-use restoring::Restorer;
+use stores::MemberStores;
 
 use join::reached_at;
 pub(crate) use join::{JoinOptions, Known, ask_as_stranger, join};
@@ -159,7 +161,8 @@ pub(crate) struct Member {
     /// Drives that were named for this start.
     named: Vec<PathBuf>,
     gate: MemberGate,
-    restorer: Restorer,
+    helper: Helper,
+    stores: MemberStores,
     /// Whether this start mounts what was mounted last.
     mounts_again: bool,
     runtime: Handle,
@@ -219,7 +222,8 @@ impl Member {
             mounts: MemberMounts::load(&env, &dir, membership.node, memory)?,
             mounts_again: !options.no_mount,
             named: options.drive_paths.clone(),
-            restorer: Restorer::new(&env, &memory),
+            helper: Helper::new(&env, &memory),
+            stores: MemberStores::default(),
             gate: MemberGate::new(&env, &dir, &runtime, memory, options.s3.clone())?,
             clients: Clients::new(&env),
             owner: KnownOwner::new(engine.is_some(), membership.recoveries),
@@ -410,7 +414,8 @@ impl Member {
     /// The ways to the drives and owners of all nodes.
     fn routes(&self) -> Arc<Routes> {
         let (here, drives) = (self.network.here(), self.host.clone() as Arc<dyn OwnDrives>);
-        Routes::of_node((&self.env, &self.dir), here, drives, self.network.fabric.clone())
+        let Network { fabric, stores, .. } = &*self.network;
+        Routes::of_node((&self.env, &self.dir), here, drives, fabric.clone(), stores.clone())
     }
 
     fn nodes(&self) -> Vec<wire::cluster::NodeAddresses> {
@@ -497,6 +502,8 @@ impl Member {
             self.renewal.notify_one();
         }
         self.gate.take_over(&view)?;
+        let accounts = self.gate.accounts();
+        self.stores.take_over(&view, (&self.env, &self.runtime), &self.network, &accounts)?;
         if self.cluster.borrow().is_none()
             && let Err(error) = self.host.note_places(cluster.record.id, &drives, &self.named).await
         {
@@ -525,7 +532,7 @@ impl Member {
         }
         // What comes after this must not wait for a cluster that does not answer.
         let (gate, unmounted, ()) =
-            tokio::join!(self.gate.stop(), self.mounts.stop(mounts), self.restorer.stop());
+            tokio::join!(self.gate.stop(), self.mounts.stop(mounts), self.helper.stop());
         let mut result = gate.and(unmounted);
         let following = lock(&self.following).take();
         if let Some(following) = following {
@@ -662,7 +669,7 @@ async fn look_after(member: Arc<Member>) {
         member.host.open_missing(member.env.clock.boot_ns()).await;
         let owner = member.owner.now().map(|owner| owner.node);
         member.mounts.look_after((owner, &member.nodes())).await;
-        member.restorer.end_idle().await;
+        member.helper.tidy().await;
         if knows {
             member.has_looked.send_replace(true);
         }

@@ -213,8 +213,12 @@ impl HostService for ForAll {
                 HostRequest::Condition => Ok(HostReply::Condition(self.0.condition())),
                 HostRequest::Check { what } => Ok(HostReply::Checked(self.0.check(what).await)),
                 HostRequest::Restore(order) => {
-                    let restored = self.0.restorer.restore(order, || self.0.routes(), self.0.owner.node());
+                    let restored = self.0.helper.restore(order, self.0.routes(), self.0.owner.node());
                     restored.await.map(HostReply::Restored)
+                }
+                HostRequest::Upload(order) => {
+                    let made = self.0.helper.upload(order, self.0.routes(), self.0.owner.node());
+                    made.await.map(|bytes| HostReply::Uploaded { bytes })
                 }
                 request => return self.0.host.ask(request).await,
             };
@@ -264,6 +268,7 @@ impl Member {
             uptime_s: self.uptime_s(),
             wall_ns: self.env.clock.wall_ns(),
             s3: self.gate.url(),
+            stores: self.stores.seen(self.network.here().0),
         }
     }
 

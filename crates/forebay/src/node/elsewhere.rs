@@ -227,6 +227,7 @@ impl Node {
                 uptime_s: (self.env.clock.boot_ns() - self.started_ns) / 1_000_000_000,
                 wall_ns: self.env.clock.wall_ns(),
                 s3: self.s3_url(),
+                stores: Vec::new(),
             }));
         }
         if !self.is_reached(node) {

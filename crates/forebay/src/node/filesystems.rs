@@ -32,13 +32,13 @@ use wire::view::FilesystemView;
 
 use super::damage::damage_info;
 use super::drives::DriveEntry;
+use super::helpers::Helpers;
 use super::history::Knowledge;
 use super::ledgers::{LedgerFiles, MetaDirs};
 use super::limits::limits_of;
 use super::memory::MemoryPlan;
 use super::mounted::{Broken, Mounted};
 use super::plans::seen;
-use super::restoring::Restorers;
 use super::tiers::TierEntry;
 use super::{Mounts, Network, NodeDir};
 use crate::mount::MountProcess;
@@ -278,7 +278,7 @@ impl FilesystemEntry {
         let write_set = WriteSet { profile: record.profile, groups: record.groups.clone() };
         let (sender, receiver) = watch::channel(topology(map, drives, place, &record, &write_set));
         let view = first_view(parts, &record, &sender.borrow());
-        let tier = TierEntry::new(env, cluster, record.id, memory);
+        let tier = TierEntry::new(env, (cluster, place.here), record.id, memory);
         let peers = Peers::default();
         let options = ClientOptions {
             env: env.clone(),
@@ -295,7 +295,7 @@ impl FilesystemEntry {
         };
         let client = Client::open(options).await.context("registering with the owner of the ledger")?;
         let reclaimer = Reclaimer::start(client.clone(), runtime);
-        let others = Restorers::of(parts.network, &record);
+        let others = Helpers::of(parts.network, &record, tier.blind());
         let repairer = Repairer::start(env.clone(), client.clone(), Some(others), pace.clone(), runtime);
         let damage = DamageKeeper::start(env.clone(), client.clone(), pace.clone(), runtime);
         // The first `status` has the known damage. While the owner waits for sessions in other processes, it cannot tell.

@@ -12,6 +12,7 @@ mod filesystem_groups;
 mod filesystems;
 mod forecast;
 mod fsck;
+mod helpers;
 mod history;
 mod ledgers;
 mod limits;
@@ -30,13 +31,12 @@ mod others;
 mod paths;
 mod plans;
 mod problems;
-mod reached;
-mod restoring;
 mod scrub;
 mod seat;
 mod settings;
 mod start;
 mod stop_check;
+mod store_sights;
 mod stores;
 mod tiered_files;
 mod tiers;
@@ -67,7 +67,6 @@ use filesystems::{FilesystemEntry, OwnerPlace};
 use history::{note_drives, readable, services, tell_drives};
 use ledgers::LedgerFiles;
 use others::Others;
-use reached::ReachedStores;
 use start::OUT_AFTER;
 
 pub(crate) use clients::{CLIENTS_SOCKET, Clients};
@@ -91,6 +90,7 @@ pub(crate) use start::{
     CONTROL_CACHE_BYTES, FIRST_FILESYSTEM, IoChoice, StartOptions, hold_dir, is_locked, kept_settings,
     last_pid, note_named, prepare_dir, read_proc, remove_leftovers, tell_metrics,
 };
+pub(crate) use stores::reach_store;
 pub(crate) use users::{account_set, load_node_key};
 
 /// What becomes of mounts in processes of their own when a node stops.
@@ -129,7 +129,6 @@ pub(crate) struct Node {
     /// Serializes changes of object stores and of the times of tiering.
     stores_lock: Mutex<()>,
     /// Object stores that filesystems use.
-    reached: reached::ReachedStores,
     /// The number of the next event.
     next_event: Mutex<u32>,
     audit: Arc<AuditLog>,
@@ -224,7 +223,6 @@ impl Node {
             drives_lock: Mutex::new(()),
             users_lock: Mutex::default(),
             stores_lock: Mutex::default(),
-            reached: ReachedStores::default(),
             audit: parts.audit,
             clients: Clients::new(&parts.env),
             runtime: Handle::current(),

@@ -5,7 +5,7 @@
 //! ended.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use anyhow::Result;
@@ -18,6 +18,7 @@ use super::Node;
 use super::drives::DriveEntry;
 use super::filesystems::{FilesystemEntry, haste};
 use super::history::Reported;
+use super::store_sights;
 
 const TICK: Duration = Duration::from_secs(1);
 /// How long drives may be away before new extents get narrower, if enough drives are left for that.
@@ -59,6 +60,8 @@ struct Seen {
     reopen: BTreeMap<DriveId, (u64, u64)>,
     /// Time when the progress of the scrub was last recorded.
     marked_ns: u64,
+    /// How many nodes there were.
+    nodes: u16,
     told: Reported,
 }
 
@@ -110,7 +113,7 @@ impl Seen {
 }
 
 /// Runs until the node stops.
-pub(super) async fn run(node: Weak<Node>, mut stopped: watch::Receiver<bool>) {
+async fn run(node: Weak<Node>, mut stopped: watch::Receiver<bool>) {
     let mut seen = Seen::default();
     loop {
         let _ = tokio::time::timeout(TICK, stopped.wait_for(|stop| *stop)).await;
@@ -123,6 +126,16 @@ pub(super) async fn run(node: Weak<Node>, mut stopped: watch::Receiver<bool>) {
 }
 
 impl Node {
+    /// Starts what looks after drives, and what asks other nodes about object stores.
+    pub(super) fn start_monitor(self: &Arc<Self>) {
+        let drives = run(Arc::downgrade(self), self.stop_serving.subscribe());
+        let stores = store_sights::run(Arc::downgrade(self), self.stop_serving.subscribe());
+        let monitor = self.runtime.spawn(async move {
+            tokio::join!(drives, stores);
+        });
+        *self.monitor.lock().expect("no holder of this lock panics") = Some(monitor);
+    }
+
     async fn tick(&self, seen: &mut Seen) -> Result<()> {
         // Without room for it, the commits below fail and say so.
         let _ = self.control.catch_up().await;
@@ -149,6 +162,7 @@ impl Node {
         }
         self.balance().await?;
         self.finish_detached().await?;
+        self.divide_limits(&mut seen.nodes).await?;
         self.revive_mounts(&mut *self.state.lock().await).await;
         self.keep_history(&mut seen.told, now).await?;
         if self.seat.is_none() {

@@ -21,6 +21,7 @@ use wire::rights::{ProofKey, Rights};
 use super::NodeDir;
 use super::settings::Settings;
 use crate::identity::{IdentityFiles, OWNER, hostname};
+use crate::stores::Stores;
 
 /// Connections for data to each other node, beside the one for metadata.
 pub(crate) const DATA_CONNECTIONS: usize = 4;
@@ -40,6 +41,8 @@ pub(crate) struct Network {
     guests: Arc<Mutex<BTreeMap<u32, Arc<Rights>>>>,
     here: NodeId,
     listening: Mutex<Option<Listening>>,
+    /// The object stores that this process uses.
+    pub(crate) stores: Arc<Stores>,
 }
 
 /// The port, and the task that takes connections in.
@@ -63,7 +66,23 @@ impl Network {
         let acceptor = watch::Sender::new(Arc::new(Acceptor::new(&identity)?));
         let server = Server::new(env, Services::default());
         let (members, guests, listening) = (Arc::default(), Arc::default(), Mutex::default());
-        Ok(Self { fabric, server, acceptor, members, guests, here, listening })
+        let stores = Arc::default();
+        Ok(Self { fabric, server, acceptor, members, guests, here, listening, stores })
+    }
+
+    /// How many nodes there are.
+    pub(crate) fn nodes_count(&self) -> u16 {
+        let members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
+        u16::try_from(members.len()).unwrap_or(u16::MAX).max(1)
+    }
+
+    /// The other nodes that answer now.
+    pub(crate) fn reached(&self) -> Vec<NodeId> {
+        let members = self.members.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let is_there = |node: &NodeId| {
+            *node != self.here && self.fabric.peer(*node).is_some_and(|peer| peer.contact().borrow().is_there)
+        };
+        members.into_iter().filter(is_there).collect()
     }
 
     /// The number of this node.

@@ -206,8 +206,7 @@ impl Node {
         }
         self.start_scrub().await;
         super::engine_members::begin(self);
-        let monitor = super::monitor::run(Arc::downgrade(self), self.stop_serving.subscribe());
-        *self.monitor.lock().expect("no holder of this lock panics") = Some(self.runtime.spawn(monitor));
+        self.start_monitor();
         Ok(())
     }
 

@@ -551,9 +551,7 @@ impl Node {
         }
         let socket = self.dir.socket();
         self.start_scrub().await;
-        let monitor = super::monitor::run(Arc::downgrade(self), self.stop_serving.subscribe());
-        let monitor = self.runtime.spawn(monitor);
-        *self.monitor.lock().expect("no holder of this lock panics") = Some(monitor);
+        self.start_monitor();
         self.start_s3(&options.s3).await?;
         let (runtime, stopped) = (self.runtime.clone(), self.stop_serving.subscribe());
         let serving = admin::serve(self.clone(), socket.as_path(), runtime, stopped)?;

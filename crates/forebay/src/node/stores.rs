@@ -6,21 +6,18 @@ use ::s3::{Accounts, Purpose};
 use admin::{AdminError, BenchStore, SetStore, StoreControl, StoreInfo, StoreValidationInfo, Verify};
 use base::env::Env;
 use control::{StoreRecord, StoresRecord};
+use tokio::runtime::Handle;
 use upkeep::{S3Store, StoreSettings, StoreSettingsError};
 use wire::BoxFuture;
 use wire::store::{SpeedPlan, StoreAddress, StoreAuth, StoreCheck, StoreLimits, StoreProtocol, StoreSpeed};
 
-use super::Node;
-use super::reached::Reached;
 use super::tiers::plan_uploads;
 use super::users::check_name;
+use super::{Network, Node};
 
 /// Limit of object stores.
 const STORES_MAX: usize = 2048;
 const DEFAULT_REGION: &str = "us-east-1";
-/// The number of this node, and the number of nodes.
-pub(super) const NODE: u32 = 0;
-const NODES: u16 = 1;
 /// Duration of a speed test in seconds, each way: default and maximum.
 const SPEED_S: u16 = 5;
 const SPEED_S_MAX: u16 = 40;
@@ -96,7 +93,7 @@ fn blank(id: u32, name: &str, created_ns: i64) -> StoreRecord {
 
 /// The plan of a speed test: within the memory that tiering has.
 fn speed_plan(memory_bytes: u64, limits: StoreLimits, request: BenchStore) -> Result<SpeedPlan, AdminError> {
-    let (blob_bytes, uploads) = plan_uploads(memory_bytes, (limits.blob_bytes, limits.uploads_max), 0);
+    let (blob_bytes, uploads) = plan_uploads(memory_bytes, limits, 0);
     let usual = u16::try_from(uploads).unwrap_or(u16::MAX);
     let object_bytes = request.object_bytes.unwrap_or(blob_bytes);
     let (parallel, seconds) = (request.parallel.unwrap_or(usual), request.seconds.unwrap_or(SPEED_S));
@@ -138,22 +135,17 @@ fn refusal(validation: &StoreValidationInfo) -> AdminError {
     ))
 }
 
-/// This node's share of the limits.
-pub(super) fn limits_here(address: &StoreAddress) -> StoreLimits {
-    address.limits.of_node(NODES)
-}
-
-/// Opens the store of a record for this node.
-fn open_store(
-    env: &Env,
+/// The settings of a store for one of `nodes` nodes.
+fn settings_of(
     record: &StoreRecord,
     secret_key: String,
-) -> Result<Arc<S3Store>, StoreSettingsError> {
+    nodes: u16,
+) -> Result<StoreSettings, StoreSettingsError> {
     let mut settings = StoreSettings { address: record.address.clone(), secret_key };
     // Invalid settings are refused with the values as requested.
     settings.check()?;
-    settings.address.limits = limits_here(&record.address);
-    S3Store::new(env.clone(), settings)
+    settings.address.limits = record.address.limits.of_node(nodes);
+    Ok(settings)
 }
 
 fn secret(accounts: &Accounts, record: &StoreRecord) -> Option<String> {
@@ -162,15 +154,28 @@ fn secret(accounts: &Accounts, record: &StoreRecord) -> Option<String> {
     String::from_utf8(opened).ok()
 }
 
+/// The store of a record as this process uses it, or why it cannot.
+pub(crate) fn reach_store(
+    (env, runtime): (&Env, &Handle),
+    network: &Network,
+    accounts: &Accounts,
+    record: &StoreRecord,
+) -> Result<Arc<S3Store>, String> {
+    let secret_key = secret(accounts, record).ok_or_else(|| SECRET_LOST.to_owned())?;
+    let settings =
+        settings_of(record, secret_key, network.nodes_count()).map_err(|error| error.to_string())?;
+    network.stores.of(env, runtime, settings).map_err(|error| error.to_string())
+}
+
 impl Node {
     /// The store of a record as filesystems use it, or why they cannot.
-    pub(super) fn reach(&self, record: &StoreRecord) -> Result<Arc<Reached>, String> {
-        if let Some(reached) = self.reached.find(record.id) {
-            return Ok(reached);
-        }
-        let secret_key = secret(&self.accounts, record).ok_or_else(|| SECRET_LOST.to_owned())?;
-        let store = open_store(&self.env, record, secret_key).map_err(|error| error.to_string())?;
-        Ok(self.reached.set(record.id, store, &self.runtime))
+    pub(super) fn reach(&self, record: &StoreRecord) -> Result<Arc<S3Store>, String> {
+        reach_store((&self.env, &self.runtime), &self.others.network, &self.accounts, record)
+    }
+
+    /// This node's share of the limits of a store.
+    pub(super) fn limits_here(&self, address: &StoreAddress) -> StoreLimits {
+        address.limits.of_node(self.others.network.nodes_count())
     }
 
     fn store_records(&self) -> Result<Vec<StoreRecord>, AdminError> {
@@ -219,7 +224,8 @@ impl Node {
             secret_key.as_bytes(),
         );
         record.sealed_secret = ::s3::to_base64(&sealed);
-        let store = open_store(&self.env, &record, secret_key);
+        let store = settings_of(&record, secret_key, self.others.network.nodes_count())
+            .and_then(|settings| S3Store::new(self.env.clone(), settings));
         let store = store.map_err(|error| AdminError::invalid(error.to_string()))?;
         Ok((record, store))
     }
@@ -228,7 +234,7 @@ impl Node {
         if verify == Verify::Skip {
             return Ok(());
         }
-        let validation = validation_info(store.validate(self.cluster, NODE).await);
+        let validation = validation_info(store.validate(self.cluster, self.here().0).await);
         if validation.passed { Ok(()) } else { Err(refusal(&validation)) }
     }
 
@@ -263,7 +269,7 @@ impl Node {
         let (record, store) = self.prepare(old.clone(), &settings)?;
         self.verify(&store, settings.verify).await?;
         if place(&old.address) == place(&record.address) {
-            self.change_store(&record, store).await?;
+            self.change_store(&record).await?;
         } else {
             self.move_store(&record, store).await?;
         }
@@ -283,10 +289,10 @@ impl Node {
 
     async fn bench_store_now(&self, name: &str, request: BenchStore) -> Result<StoreSpeed, AdminError> {
         let record = self.store_record(name)?;
-        let plan = speed_plan(self.memory.blobs_bytes, limits_here(&record.address), request)?;
+        let plan = speed_plan(self.memory.blobs_bytes, self.limits_here(&record.address), request)?;
         let (_, store) = self.prepare(record, &SetStore::default())?;
         store
-            .speed(self.cluster, NODE, plan)
+            .speed(self.cluster, self.here().0, plan)
             .await
             .map_err(|error| AdminError::failed(format!("store {name}: {error}")))
     }
@@ -297,7 +303,7 @@ impl Node {
             Err(_) => blank(0, name, 0),
         };
         let (_, store) = self.prepare(old, &settings)?;
-        Ok(validation_info(store.validate(self.cluster, NODE).await))
+        Ok(validation_info(store.validate(self.cluster, self.here().0).await))
     }
 }
 

@@ -4,6 +4,7 @@
 //! removed at the same time. Tiering is stopped without the lock of the node's state, because its uploads may take a
 //! while.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,26 +13,25 @@ use admin::{
     TierControl, TierFile, TierInfo, TierLocationInfo, TierOpsInfo,
 };
 use anyhow::Result;
-use base::ClusterId;
 use base::env::Env;
 use base::units::format_size;
+use base::{ClusterId, NodeId};
 use client::{Client, TierLink};
 use control::{FilesystemGroupRecord, FilesystemRecord, StoreRecord, TierRecord};
 use futures_util::future::join_all;
-use layout::{BLOB_BYTES_MAX, extent_bytes_max};
+use layout::extent_bytes_max;
 use tokio::sync::watch;
 use upkeep::{S3Store, TierOptions, Tiering};
 use wire::BoxFuture;
-use wire::store::{ObjectStore, SeenBy, StoreAddress, StoreError, StoreHealth};
+use wire::store::{ObjectStore, SeenBy, StoreAddress, StoreError, StoreHealth, StoreLimits};
 use wire::tier::TierStat;
 
 use super::events::TierSigns;
 use super::filesystem_groups::{Times, check_own_times};
 use super::filesystems::{FilesystemEntry, Told};
+use super::helpers::Helpers;
 use super::management::{failed, no_filesystem};
 use super::memory::MemoryPlan;
-use super::reached::Reached;
-use super::stores::{NODE, limits_here};
 use super::{Node, State};
 use crate::remote::StoreAccess;
 
@@ -46,6 +46,7 @@ const MOVE_DEADLINE: Duration = Duration::from_secs(100);
 /// The object store of a filesystem that is served, if it has one.
 pub(super) struct TierEntry {
     cluster: ClusterId,
+    here: NodeId,
     filesystem: u32,
     /// The group of the filesystem, with or without a store.
     pub(super) filesystem_group: FilesystemGroupRecord,
@@ -56,10 +57,14 @@ pub(super) struct TierEntry {
     returning_bytes_max: u64,
     /// Publishes the store to all clients of the filesystem.
     sender: watch::Sender<Option<Arc<dyn ObjectStore>>>,
-    reached: Option<Arc<Reached>>,
+    reached: Option<Arc<S3Store>>,
+    /// Whether it answers the other nodes, as they have told lately.
+    seen_elsewhere: Vec<SeenBy>,
+    /// The nodes, this one among them, that it does not answer.
+    blind: watch::Sender<BTreeSet<NodeId>>,
     pub(super) store: String,
-    /// Largest blob in bytes, and number of uploads at a time, from the store's settings.
-    limits: (u32, u16),
+    /// The node's share of the limits from the store's settings.
+    limits: StoreLimits,
     /// Why the store cannot be used.
     problem: Option<String>,
     pub(super) tiering: Option<Tiering>,
@@ -69,9 +74,15 @@ pub(super) struct TierEntry {
 
 impl TierEntry {
     /// Without a store.
-    pub(super) fn new(env: &Env, cluster: ClusterId, filesystem: u32, memory: &MemoryPlan) -> Self {
+    pub(super) fn new(
+        env: &Env,
+        (cluster, here): (ClusterId, NodeId),
+        filesystem: u32,
+        memory: &MemoryPlan,
+    ) -> Self {
         Self {
             cluster,
+            here,
             filesystem,
             filesystem_group: FilesystemGroupRecord::default(),
             served_from_ns: env.clock.boot_ns(),
@@ -80,8 +91,10 @@ impl TierEntry {
             returning_bytes_max: memory.returning_bytes,
             sender: watch::channel(None).0,
             reached: None,
+            seen_elsewhere: Vec::new(),
+            blind: watch::Sender::default(),
             store: String::new(),
-            limits: (BLOB_BYTES_MAX, 1),
+            limits: StoreLimits::default(),
             problem: None,
             tiering: None,
             stopped_until_ns: 0,
@@ -101,7 +114,7 @@ impl TierEntry {
 
     /// How to reach the store, as JSON for clients in other processes; empty without a store.
     pub(super) fn access(&self) -> Vec<u8> {
-        let settings = self.reached.as_ref().map(|reached| reached.store().settings());
+        let settings = self.reached.as_ref().map(|store| store.settings());
         // The text of settings is valid JSON.
         settings.and_then(|settings| StoreAccess::to_json(settings).ok()).unwrap_or_default()
     }
@@ -111,21 +124,40 @@ impl TierEntry {
         end(self.tiering.take()).await;
     }
 
-    fn set_store(&mut self, record: &StoreRecord, reached: Result<Arc<Reached>, String>) {
-        let limits = limits_here(&record.address);
-        (self.store, self.limits) = (record.name.clone(), (limits.blob_bytes, limits.uploads_max));
+    fn set_store(
+        &mut self,
+        record: &StoreRecord,
+        limits: StoreLimits,
+        reached: Result<Arc<S3Store>, String>,
+    ) {
+        (self.store, self.limits) = (record.name.clone(), limits);
         (self.reached, self.problem) = match reached {
             Ok(reached) => (Some(reached), None),
             Err(problem) => (None, Some(problem)),
         };
-        let store = self.reached.as_ref().map(|reached| reached.store().clone() as Arc<dyn ObjectStore>);
+        let store = self.reached.as_ref().map(|store| store.clone() as Arc<dyn ObjectStore>);
         self.sender.send_replace(store);
     }
 
     /// Health of the store for all nodes.
     fn store_health(&self) -> StoreHealth {
-        let seen = self.reached.iter().map(|reached| SeenBy { node: NODE, ..reached.store().health() });
-        StoreHealth::of(seen.collect())
+        let here = self.reached.iter().map(|store| SeenBy { node: self.here.0, ..store.health() });
+        let mut seen: Vec<SeenBy> = here.chain(self.seen_elsewhere.iter().cloned()).collect();
+        seen.sort_by_key(|seen| seen.node);
+        StoreHealth::of(seen)
+    }
+
+    /// Notes whether the store answers other nodes.
+    pub(super) fn note_seen(&mut self, elsewhere: Vec<SeenBy>) {
+        self.seen_elsewhere = elsewhere;
+        let seen = self.store_health().nodes;
+        let blind = seen.iter().filter(|seen| seen.up == Some(false)).map(|seen| NodeId(seen.node));
+        self.blind.send_replace(blind.collect());
+    }
+
+    /// The nodes that it does not answer.
+    pub(super) fn blind(&self) -> watch::Receiver<BTreeSet<NodeId>> {
+        self.blind.subscribe()
     }
 
     /// The error of the store if it is down.
@@ -148,6 +180,7 @@ impl TierEntry {
 
     fn forget_store(&mut self) {
         (self.problem, self.reached) = (None, None);
+        self.seen_elsewhere.clear();
         self.sender.send_replace(None);
     }
 
@@ -159,7 +192,10 @@ impl TierEntry {
     pub(super) fn options(&self, record: &FilesystemRecord, tier: TierRecord) -> TierOptions {
         let (blob_bytes, uploads) = plan_uploads(self.blobs_bytes, self.limits, extent_bytes(record));
         let Times { retention_s, cue_s } = self.times(tier);
-        TierOptions { retention_s, cue_s, blob_bytes, uploads, detaching: tier.detaching }
+        let uploads_all = self.limits.cluster_max.map_or(usize::MAX, usize::from);
+        let place = self.reached.as_ref().map_or(0, |store| store.place());
+        let detaching = tier.detaching;
+        TierOptions { retention_s, cue_s, blob_bytes, uploads, uploads_all, place, detaching }
     }
 }
 
@@ -188,10 +224,9 @@ fn extent_bytes(record: &FilesystemRecord) -> u32 {
 }
 
 /// Largest blob, and number of blobs made at a time, for this memory. A single extent may make a larger blob.
-pub(super) fn plan_uploads(memory_bytes: u64, limits: (u32, u16), extent_bytes: u32) -> (u32, usize) {
-    let (blob_bytes_max, uploads_max) = limits;
-    let blob_bytes = memory_bytes.min(blob_bytes_max.into());
-    let most = UPLOADS_MAX.min(uploads_max.max(1).into());
+pub(super) fn plan_uploads(memory_bytes: u64, limits: StoreLimits, extent_bytes: u32) -> (u32, usize) {
+    let blob_bytes = memory_bytes.min(limits.blob_bytes.into());
+    let most = UPLOADS_MAX.min(limits.uploads_max.max(1).into());
     let uploads = memory_bytes / blob_bytes.max(extent_bytes.into()).max(1);
     (blob_bytes as u32, uploads.clamp(1, most) as usize)
 }
@@ -250,6 +285,7 @@ impl FilesystemEntry {
             live_bytes: tier.live_bytes,
             overhead_percent: overhead.map(|per_mille| per_mille.div_ceil(10)),
             uploaded_bytes: done.uploaded_bytes,
+            uploaded_by: done.uploaded_by.iter().map(|(node, bytes)| (node.0, *bytes)).collect(),
             released_bytes: done.released_bytes,
             released_early_bytes: done.released_early_bytes,
             deleted_blobs: done.deleted_blobs,
@@ -356,7 +392,7 @@ impl Node {
             let Some(tier) = entry.record.tier else { continue };
             match stores.iter().find(|store| store.id == tier.store) {
                 Some(store) => {
-                    entry.tier.set_store(store, self.reach(store));
+                    entry.tier.set_store(store, self.limits_here(&store.address), self.reach(store));
                     entry.show_store();
                 }
                 None => {
@@ -373,7 +409,8 @@ impl Node {
         let Some(tier) = entry.record.tier else { return };
         let options = entry.tier.options(&entry.record, tier);
         let (env, client, pace) = (self.env.clone(), entry.client.clone(), self.pace.clone());
-        entry.tier.tiering = Some(Tiering::start(env, client, pace, options, &self.runtime));
+        let others = Some(Helpers::of(&self.others.network, &entry.record, entry.tier.blind()));
+        entry.tier.tiering = Some(Tiering::start(env, client, others, pace, options, &self.runtime));
     }
 
     async fn commit_tier(&self, id: u32, tier: Option<TierRecord>) -> Result<()> {
@@ -425,32 +462,49 @@ impl Node {
     }
 
     /// Keeps the settings of a store. Filesystems that use it reach it with them from then on.
-    pub(super) async fn change_store(
-        &self,
-        record: &StoreRecord,
-        store: Arc<S3Store>,
-    ) -> Result<(), AdminError> {
+    pub(super) async fn change_store(&self, record: &StoreRecord) -> Result<(), AdminError> {
         let mut state = self.state.lock().await;
-        self.change_store_in(&mut state, record, store).await
+        self.change_store_in(&mut state, record).await
     }
 
-    async fn change_store_in(
-        &self,
-        state: &mut State,
-        record: &StoreRecord,
-        store: Arc<S3Store>,
-    ) -> Result<(), AdminError> {
+    async fn change_store_in(&self, state: &mut State, record: &StoreRecord) -> Result<(), AdminError> {
         let mut change = self.view()?.change();
         change.store(record);
         self.control.commit(change).await.map_err(AdminError::failed)?;
-        let reached = self.reached.set(record.id, store, &self.runtime);
+        let reached = self.reach(record);
         for entry in users_of(state, record.id) {
-            let before = entry.tier.limits;
-            entry.tier.set_store(record, Ok(reached.clone()));
-            entry.show_store();
-            if entry.tier.limits != before || entry.tier.tiering.is_none() {
-                // Uploads through the old connection run to their end.
-                self.begin_tiering(entry);
+            self.follow_store(entry, record, reached.clone());
+        }
+        Ok(())
+    }
+
+    /// Has a filesystem use its store with other settings.
+    fn follow_store(
+        &self,
+        entry: &mut FilesystemEntry,
+        record: &StoreRecord,
+        reached: Result<Arc<S3Store>, String>,
+    ) {
+        let before = entry.tier.limits;
+        entry.tier.set_store(record, self.limits_here(&record.address), reached);
+        entry.show_store();
+        if entry.tier.limits != before || entry.tier.tiering.is_none() {
+            // Uploads through the old connection run to their end.
+            self.begin_tiering(entry);
+        }
+    }
+
+    /// Divides the limits of stores among the nodes that there are now, if these were `before` at the last call.
+    pub(super) async fn divide_limits(&self, before: &mut u16) -> Result<()> {
+        let nodes = self.others.network.nodes_count();
+        if nodes == std::mem::replace(before, nodes) {
+            return Ok(());
+        }
+        let mut state = self.state.lock().await;
+        for record in self.control.view()?.stores()? {
+            let limits = self.limits_here(&record.address);
+            for entry in users_of(&mut state, record.id).filter(|entry| entry.tier.limits != limits) {
+                self.follow_store(entry, &record, self.reach(&record));
             }
         }
         Ok(())
@@ -472,14 +526,19 @@ impl Node {
         // Refuses a place that lacks blobs or does not answer before uploads are stopped.
         check_place(&users, record, &store).await?;
         self.stop_uploads(record.id).await;
-        // No upload runs before, during and after the check, so that no blob is at the old place only.
+        // No upload runs before, during and after the check, so that no blob is at the old place only. Uploads of other nodes may, and
+        // are of no use from now on.
         let mut checked = check_uploads(&mut *self.state.lock().await, record.id);
+        for (_, client) in &users {
+            checked =
+                checked.and(client.tier_place(record.address.place()).await.map_err(AdminError::failed));
+        }
         if checked.is_ok() {
             checked = check_place(&users, record, &store).await;
         }
         let mut state = self.state.lock().await;
         let moved = match checked.and(check_uploads(&mut state, record.id)) {
-            Ok(()) => self.change_store_in(&mut state, record, store).await,
+            Ok(()) => self.change_store_in(&mut state, record).await,
             Err(refused) => Err(refused),
         };
         for user in users_of(&mut state, record.id) {
@@ -546,7 +605,7 @@ impl Node {
                 None => infos.push(TierOpsInfo {
                     filesystems: vec![filesystem],
                     store: entry.tier.store.clone(),
-                    ops: reached.store().ops(),
+                    ops: reached.ops(),
                 }),
             }
         }
@@ -571,7 +630,7 @@ impl Node {
         let mut state = self.state.lock().await;
         let entry = entry_of(&mut state, name)?;
         if committed.is_ok() {
-            entry.tier.set_store(&record, Ok(reached));
+            entry.tier.set_store(&record, self.limits_here(&record.address), Ok(reached));
             entry.show_store();
         }
         self.begin_tiering(entry);
@@ -713,7 +772,7 @@ mod tests {
     #[test]
     fn uploads_follow_the_memory_that_there_is() {
         let mib = |mib: u32| mib << 20;
-        for (memory_mib, limits, extent, expected) in [
+        for (memory_mib, (blob_bytes, uploads_max), extent, expected) in [
             (128, (mib(64), 64), mib(4), (mib(64), 2)),
             (128, (mib(4), 64), mib(2), (mib(4), 32)),
             (128, (mib(4), 8), mib(2), (mib(4), 8)),
@@ -721,6 +780,7 @@ mod tests {
             (128, (mib(4), 64), mib(12), (mib(4), 10)),
             (4, (mib(64), 64), mib(12), (mib(4), 1)),
         ] {
+            let limits = StoreLimits { blob_bytes, uploads_max, ..StoreLimits::default() };
             assert_eq!(plan_uploads(memory_mib * MIB, limits, extent), expected);
         }
     }

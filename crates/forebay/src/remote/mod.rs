@@ -23,6 +23,7 @@ use wire::store::{ObjectStore, StoreAddress};
 use wire::view::{FilesystemView, NEWS_WAIT_MAX, ViewReply, ViewRequest, ViewService};
 
 use crate::node::MemoryPlan;
+use crate::stores::Stores;
 use blobs::OwnersStore;
 
 pub(crate) use routes::{OwnDrives, Routes};
@@ -45,9 +46,9 @@ impl StoreAccess {
         Ok(serde_json::to_vec(&Self { address, secret_key })?)
     }
 
-    fn open(env: &Env, json: &[u8]) -> Result<Arc<S3Store>> {
+    fn open(env: &Env, stores: &Stores, json: &[u8]) -> Result<Arc<S3Store>> {
         let Self { address, secret_key } = serde_json::from_slice(json)?;
-        Ok(S3Store::new(env.clone(), StoreSettings { address, secret_key })?)
+        Ok(stores.of(env, &Handle::current(), StoreSettings { address, secret_key })?)
     }
 }
 
@@ -206,7 +207,7 @@ fn store_of(
     if view.store.is_empty() {
         return view.has_store.then(|| OwnersStore::new(owner, view, name, patience) as Arc<dyn ObjectStore>);
     }
-    match StoreAccess::open(env, &view.store) {
+    match StoreAccess::open(env, &owner.routes.stores, &view.store) {
         Ok(store) => Some(store),
         Err(error) => {
             tracing::error!("the object store cannot be used: {error:#}");

@@ -18,6 +18,7 @@ use wire::view::{NEWS_WAIT_MAX, ViewReply, ViewRequest, ViewService};
 
 use crate::identity::IdentityFiles;
 use crate::node::{CLIENTS_SOCKET, DATA_CONNECTIONS, NodeDir};
+use crate::stores::Stores;
 
 /// How often the node's certificate is read again.
 const IDENTITY_LOOK: Duration = Duration::from_secs(86_400);
@@ -46,6 +47,8 @@ pub(crate) struct Routes {
     others: Arc<Fabric>,
     /// Which ones these are.
     known: Mutex<Vec<NodeId>>,
+    /// The object stores that this process uses.
+    pub(super) stores: Arc<Stores>,
 }
 
 impl Routes {
@@ -66,7 +69,8 @@ impl Routes {
         let connector = Connector::new(&identity)?;
         let others = Fabric::new(env.clone(), Handle::current(), connector, DATA_CONNECTIONS);
         tokio::spawn(follow_identity(IdentityFiles::new(env, dir), Arc::downgrade(&others)));
-        Ok(Arc::new(Self { beside, own: None, others, known: Mutex::default() }))
+        let (known, stores) = Default::default();
+        Ok(Arc::new(Self { beside, own: None, others, known, stores }))
     }
 
     /// Those of a node, which keeps `others` up to date itself. It may become the owner of the ledgers, so it reaches that by its
@@ -76,12 +80,14 @@ impl Routes {
         home: NodeId,
         drives: Arc<dyn OwnDrives>,
         others: Arc<Fabric>,
+        stores: Arc<Stores>,
     ) -> Arc<Self> {
         Arc::new(Self {
             beside: Some((home, beside(env, dir, 0))),
             own: Some(drives),
             others,
             known: Mutex::default(),
+            stores,
         })
     }
 

@@ -164,6 +164,8 @@ struct OpenRange {
 /// State that the owner keeps in memory only.
 #[derive(Debug)]
 struct Volatile {
+    /// The place of the object store: blobs at another one are of no use.
+    store_place: u64,
     leases: LeaseTable,
     watches: WatchTable,
     locks: LockTable,
@@ -222,6 +224,7 @@ impl Core {
     /// An owner of `epoch` whose log ends at `tail`; `store` has every batch up to there.
     pub fn new(ledger: LedgerId, store: Store, (epoch, tail): (Epoch, Seq)) -> Self {
         let volatile = Volatile {
+            store_place: 0,
             leases: LeaseTable::new(epoch),
             watches: WatchTable::default(),
             locks: LockTable::default(),

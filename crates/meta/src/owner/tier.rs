@@ -64,7 +64,14 @@ impl Op<'_> {
             }
             TierRequest::Ages { after, limit } => self.ages(*after, page(*limit)),
             TierRequest::Reserve => self.reserve(),
-            TierRequest::Commit { serial, bytes, extents } => self.commit_blob(*serial, *bytes, extents),
+            TierRequest::Commit { serial, bytes, extents, place } => {
+                self.commit_blob(*serial, *bytes, extents, *place)
+            }
+            TierRequest::Place { place } => {
+                self.volatile.store_place = *place;
+                Ok(TierReply::Done)
+            }
+
             TierRequest::Abandon { keep } => {
                 self.abandon_blobs(self.session, keep).map(|()| TierReply::Done).map_err(Stop::Fail)
             }
@@ -417,9 +424,10 @@ impl Op<'_> {
         loose.filter(|loose| loose.session == self.session).ok_or(FsError::Invalid)
     }
 
-    fn commit_blob(&mut self, serial: u64, bytes: u32, extents: &[Uploaded]) -> TierOutcome {
+    fn commit_blob(&mut self, serial: u64, bytes: u32, extents: &[Uploaded], place: u64) -> TierOutcome {
         let loose = self.reserved(serial)?;
-        if extents.len() > TIER_EXTENTS_MAX {
+        // A client may not know yet that the store has moved.
+        if extents.len() > TIER_EXTENTS_MAX || place != self.volatile.store_place {
             return Err(FsError::Invalid.into());
         }
         let mut taken = Vec::new();

@@ -18,6 +18,8 @@ use super::settings::{StoreSettings, StoreSettingsError};
 
 /// Idle connections are closed after this time.
 const IDLE: Duration = Duration::from_secs(60);
+/// A connection ends whose other side confirms nothing for so long: the next attempt must not meet another one that is as dead.
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(10);
 /// The most idle connections.
 const IDLE_MAX: usize = 64;
 
@@ -29,6 +31,7 @@ pub(super) fn client(settings: &StoreSettings) -> Result<reqwest::Client, StoreS
         .pool_idle_timeout(IDLE)
         .pool_max_idle_per_host(IDLE_MAX)
         .tcp_nodelay(true)
+        .tcp_user_timeout(SILENCE_TIMEOUT)
         // A redirected request would carry a signature of another host.
         .redirect(reqwest::redirect::Policy::none())
         // Proxy settings in the environment are not meant for a store that an operator named.

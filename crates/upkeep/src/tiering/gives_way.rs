@@ -37,8 +37,33 @@ impl MovePace for GivesWay {
         if !self.client.is_in_use() || (self.is_urgent)(&self.client) {
             return Duration::ZERO;
         }
-        let rest = self.pace.rest_in_use(bytes);
-        let rested_ns = self.rested_ns.fetch_add(rest.as_nanos() as u64, Ordering::Relaxed);
-        rest.min(RESTS_MAX.saturating_sub(Duration::from_nanos(rested_ns)))
+        within_limit(self.pace.rest_in_use(bytes), &self.rested_ns)
     }
+}
+
+/// The pace of a blob that another node planned, while users are to be given way to.
+pub struct Steady {
+    bytes_per_s: u64,
+    rested_ns: AtomicU64,
+}
+
+impl Steady {
+    /// At most so many bytes per second; `None` for 0.
+    pub fn at(bytes_per_s: u64) -> Option<Arc<dyn MovePace>> {
+        (bytes_per_s > 0)
+            .then(|| Arc::new(Self { bytes_per_s, rested_ns: AtomicU64::new(0) }) as Arc<dyn MovePace>)
+    }
+}
+
+impl MovePace for Steady {
+    fn rest_after(&self, bytes: u64) -> Duration {
+        let rest = Duration::from_nanos(bytes.saturating_mul(1_000_000_000) / self.bytes_per_s);
+        within_limit(rest, &self.rested_ns)
+    }
+}
+
+/// A rest, or what is left of all that one transfer may take.
+fn within_limit(rest: Duration, rested_ns: &AtomicU64) -> Duration {
+    let before_ns = rested_ns.fetch_add(rest.as_nanos() as u64, Ordering::Relaxed);
+    rest.min(RESTS_MAX.saturating_sub(Duration::from_nanos(before_ns)))
 }

@@ -11,15 +11,15 @@ use super::peer::CallError;
 use crate::BoxFuture;
 use crate::cluster::{
     CHECK_MAX, ClusterReply, ClusterRequest, ClusterService, Declined, HostReply, HostRequest, HostService,
-    JoinReply, JoinRequest, RECORDS_WAIT_MAX, RESTORE_MAX,
+    JoinReply, JoinRequest, RECORDS_WAIT_MAX, RESTORE_MAX, UPLOAD_MAX,
 };
 use crate::encoding::Operations;
 use crate::message::{CLUSTER, HOST, JOIN, Payload};
 
 /// How much longer than the wait for news a call waits for its answer.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How much longer an owner waits for the answer to an order to restore shards. It deletes nothing meanwhile.
-const RESTORE_WAY: Duration = Duration::from_secs(2);
+/// How much longer an owner waits for the answer to an order: to restore shards, while it deletes nothing, or to make a blob.
+const ORDER_WAY: Duration = Duration::from_secs(2);
 /// How long an operator's request may take, and the formatting of a drive.
 const WORK: Duration = Duration::from_secs(150);
 
@@ -90,7 +90,8 @@ impl HostService for RemoteHost {
                 }
                 HostRequest::StartEngine(_) | HostRequest::EndEngine { .. } => 2 * PATIENCE,
                 HostRequest::Check { .. } => CHECK_MAX + PATIENCE,
-                HostRequest::Restore(_) => RESTORE_MAX + RESTORE_WAY,
+                HostRequest::Restore(_) => RESTORE_MAX + ORDER_WAY,
+                HostRequest::Upload(_) => UPLOAD_MAX + ORDER_WAY,
                 HostRequest::Format { .. }
                 | HostRequest::Reopen { .. }
                 | HostRequest::Close { .. }

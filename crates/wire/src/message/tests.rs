@@ -10,7 +10,7 @@ use crate::claim::HeldLease;
 use crate::cluster::{
     CheckParts, ClusterReply, ClusterRequest, Declined, EngineMember, EngineSeat, Finding, Grade, HostReply,
     HostRequest, HostedDrive, JoinReply, JoinRequest, Joined, NewClient, NewNode, NodeAddresses,
-    NodeCondition, RecordsNews, RepairOutcome, RestoreOrder, StoredLedger,
+    NodeCondition, RecordsNews, RepairOutcome, RestoreOrder, StoredLedger, UploadOrder,
 };
 use crate::damage::DamageRequest;
 use crate::drive::{
@@ -21,8 +21,8 @@ use crate::lock::{FileLock, LockSpace};
 use crate::meta::*;
 use crate::object::ObjectRequest;
 use crate::replica::{CopyPart, ReplicaReply, ReplicaRequest};
-use crate::store::StoreError;
-use crate::tier::TierRequest;
+use crate::store::{SeenBy, StoreError};
+use crate::tier::{DueExtent, Origin, TierRequest};
 use crate::view::{BlobPart, FilesystemView, ViewReply, ViewRequest};
 
 /// Reads the names of an enum's variants, and nothing else.
@@ -431,6 +431,19 @@ fn host_requests() -> Vec<HostRequest> {
                 extent_len: 300,
             }],
         }),
+        HostRequest::Upload(UploadOrder {
+            filesystem: "main".to_owned(),
+            ledger: LedgerId(2),
+            map: Epoch(300),
+            extents: vec![DueExtent {
+                extent: crate::tier::whole(ExtentId(300), PgId(4), (4, 6), 300),
+                written_s: 300,
+                directory: Ino(5),
+                origin: Origin { ino: Ino(6), map: base::MapId(7), off: 300 },
+            }],
+            blob_bytes: 4 << 20,
+            bytes_per_s: 300,
+        }),
     ]
 }
 
@@ -503,6 +516,10 @@ fn answers_of_nodes() -> Vec<(&'static str, Vec<u8>)> {
                 wall_ns: -300,
                 s3: Some(text("http://a:1")),
                 format_level: 3,
+                stores: vec![(
+                    2,
+                    SeenBy { node: 1, up: Some(false), since_s: 300, problem: Some(text("p")) },
+                )],
             })),
         ),
         ("answer: probed", encoding::encode(&ClusterReply::Probed { wall_ns: -300 })),
@@ -525,6 +542,7 @@ fn answers_of_nodes() -> Vec<(&'static str, Vec<u8>)> {
                 RepairOutcome::Unreadable,
             ])),
         ),
+        ("answer: uploaded", encoding::encode(&HostReply::Uploaded { bytes: 300 })),
     ]
 }
 

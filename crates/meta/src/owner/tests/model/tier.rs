@@ -35,7 +35,7 @@ impl Run {
                 (0..self.below(4)).for_each(|_| self.step());
                 self.storing.pop();
                 if self.sessions.iter().any(|(known, _)| *known == session) {
-                    self.tier(session, TierRequest::Commit { serial, bytes: 1 << 20, extents });
+                    self.tier(session, TierRequest::Commit { serial, bytes: 1 << 20, extents, place: 0 });
                 }
             }
         }
