@@ -121,11 +121,27 @@ leaves() {
     not drives_are 3 leaving
     expect_fail "no drives in use" on 2 "$FOREBAY" node drain "$WORK/2" 3
     expect_fail "no such node" on 2 "$FOREBAY" node drain "$WORK/2" 9
+    under 1 changes_its_mind
     under 1 drain_third
     # Two copies need both of the nodes that are left.
     expect_fail "no other drive to go to" on 2 "$FOREBAY" node drain "$WORK/2" 1
     wait_until 30 is_whole
     on 3 timeout 60 "$FOREBAY" stop "$WORK/3" </dev/null
+    same_tree "$WORK/tree" "$WORK/1/mnt/tree"
+}
+# The drives of a node are in use again that is not emptied after all.
+changes_its_mind() {
+    expect_fail "is not being emptied" on 2 "$FOREBAY" node drain "$WORK/2" 2 --abort
+    on 2 "$FOREBAY" upkeep "$WORK/2" --rate 1MiB
+    on 2 "$FOREBAY" node drain "$WORK/2" 2
+    drives_are 3 leaving
+    sleep 2
+    on 2 "$FOREBAY" node drain "$WORK/2" 2 --abort
+    on 2 "$FOREBAY" upkeep "$WORK/2" --rate 256MiB
+    drives_are 3 up
+    wait_until 60 is_whole
+    # What did not move is still there, and used.
+    status 1 | jq -e '[.drives[] | select(.node == 2) | .groups] | add > 0'
     same_tree "$WORK/tree" "$WORK/1/mnt/tree"
 }
 drain_third() {

@@ -83,23 +83,26 @@ pub struct NodeCheck {
     pub findings: Vec<Finding>,
 }
 
-/// A node whose drives are to be emptied.
+/// A node whose drives are to be emptied, or not any more.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DrainNode {
     /// Only say what would move.
     #[serde(default)]
     pub dry_run: bool,
+    /// Stop emptying it: what has not moved stays.
+    #[serde(default)]
+    pub abort: bool,
 }
 
 /// What moves when a node is emptied.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeDrain {
     /// Its number.
     pub node: u32,
     /// Its name.
     pub name: String,
-    /// Its drives that are emptied.
+    /// Its drives that are emptied, or are not any more.
     pub drives: Vec<u32>,
     /// What they hold, in bytes on drives.
     pub move_bytes: u64,

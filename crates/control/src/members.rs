@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use base::{DriveId, Epoch, NodeId};
 use layout::{
     DriveState, PlacementError, PlacementGroup, Profile, Rebuilding, balance_groups, replace_members,
+    return_members,
 };
 
 use crate::protection::{Owed, Seen};
@@ -128,6 +129,19 @@ impl Plan {
         self.reassign(seen);
         let is_bound = |group: &&PlacementGroup| group.members.iter().any(|member| used.contains(member));
         self.next().groups.values().filter(is_bound).count()
+    }
+
+    /// Uses the drives of a node again that are being emptied. What others are taking over from them comes back; what they have taken over
+    /// stays there. Returns the drives.
+    pub fn cancel_drain(&mut self, node: NodeId) -> Vec<DriveId> {
+        let of_node = self.next().drives.values().filter(|drive| drive.node == node);
+        let back: BTreeSet<DriveId> =
+            of_node.filter(|drive| drive.state == DriveState::Leaving).map(|drive| drive.id).collect();
+        back.iter().for_each(|id| self.set_drive_state(*id, DriveState::Up));
+        let groups: Vec<PlacementGroup> = self.next().groups.values().cloned().collect();
+        let changed = return_members(&groups, &back, &self.next().places());
+        changed.into_iter().for_each(|group| self.set_group(group));
+        back.into_iter().collect()
     }
 
     /// Gives the positions of drives that were given up to drives that are up. Returns the number of groups that change.
@@ -346,6 +360,39 @@ pub(crate) mod tests {
         let seen = seen_without(&three, &[]);
         let node = three.drives[&DriveId(0)].node;
         assert_eq!(three.bound_to(node, &seen), three.groups.len());
+    }
+
+    #[test]
+    fn a_drain_that_is_cancelled_gives_back_what_has_not_gone() {
+        let before = cluster(&[2, 2, 2, 2], "4+2");
+        let (node, seen) = (before.drives[&DriveId(0)].node, seen_without(&before, &[]));
+        let mut plan = Plan::new(before.clone());
+        assert_eq!(plan.drain(node, &seen), 0);
+        let draining = plan.into_next();
+        // Some groups have all their shards at the others already.
+        let mut plan = Plan::new(draining.clone());
+        let done = plan.finish(|group| group.id.0 % 3 == 0).groups;
+        assert!(done > 0);
+        assert_eq!(plan.cancel_drain(node), [DriveId(0), DriveId(1)]);
+        let after = plan.into_next();
+        assert!(after.drives.values().all(|drive| drive.state == DriveState::Up));
+        for (id, group) in &after.groups {
+            let (old, moved) = (&before.groups[id], &draining.groups[id]);
+            if id.0 % 3 == 0 {
+                assert_eq!((&group.members, group.rebuilding.len()), (&moved.members, 0));
+                continue;
+            }
+            assert_eq!(group.members, old.members);
+            for (position, (now, then)) in (0..).zip(group.members.iter().zip(&moved.members)) {
+                let sources: Vec<DriveId> = group.sources(position).collect();
+                let expected: &[DriveId] = if now == then { &[] } else { &[*then] };
+                assert_eq!(sources, expected, "what was written since is at the other one");
+            }
+            assert!(group.epoch >= moved.epoch);
+        }
+        // It is rebuilt like any other change.
+        assert!(finished(&after).1.groups.values().all(|group| group.rebuilding.is_empty()));
+        assert_eq!(Plan::new(after).cancel_drain(node), []);
     }
 
     #[test]

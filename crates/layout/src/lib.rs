@@ -39,7 +39,7 @@ pub use packed::{
 pub use placement::{
     DriveSlot, FailureDomain, Fitting, ParseFailureDomainError, Place, PlacementError, PlacementGroup,
     Rebuilding, Spread, acknowledgements_survive, balance_groups, losses_survived, plan_placement_groups,
-    replace_members, suggested_pg_count, writes_survive,
+    replace_members, return_members, suggested_pg_count, writes_survive,
 };
 pub use profile::{DegradedService, ParseProfileError, Profile, ProfileExplanation};
 pub use stripe::{ReadPlan, ShardRead, extent_bytes_max, read_plan, shard_data_range, shard_len};

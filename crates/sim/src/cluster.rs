@@ -70,6 +70,11 @@ impl Cluster {
         self.now.drives.get(&id).map_or(DriveState::Out, |drive| drive.state)
     }
 
+    /// The node with a drive.
+    pub(crate) fn node_of(&self, id: DriveId) -> NodeId {
+        self.now.drives.get(&id).map_or(NodeId(u32::MAX), |drive| drive.node)
+    }
+
     /// The condition of the drives, by their records.
     pub(crate) fn seen(&self) -> Seen {
         let those = |readable: &[DriveState]| -> BTreeSet<DriveId> {
@@ -397,6 +402,7 @@ enum Change {
     Grow,
     Replace,
     Balance,
+    KeepAfterAll,
 }
 
 /// Changes drives, profile and tiers from time to time, until the future is dropped.
@@ -406,6 +412,7 @@ pub(crate) async fn change(world: &World, node: &Node, boot: u64) {
     let all = [
         (scenario.narrows, Change::SetAside),
         (scenario.loses, Change::GiveUp),
+        (scenario.loses, Change::KeepAfterAll),
         (scenario.converts, Change::Convert),
         (scenario.tiers, Change::MoveFile),
         (scenario.detaches && boot + 1 == scenario.boots, Change::Detach),
@@ -470,6 +477,14 @@ async fn change_once(world: &World, node: &Node, dice: &Dice, change: Change) {
         Change::MoveFile => store::move_file(&node.clients[0], dice).await,
         Change::Detach => node.detach(world).await,
         Change::Grow | Change::Replace | Change::Balance => place_anew(world, node, dice, change).await,
+        Change::KeepAfterAll => {
+            let node_of_victim = world.cluster().node_of(victim);
+            let back = node.control.plan(world, |plan| plan.cancel_drain(node_of_victim)).await;
+            if !back.is_empty() {
+                world.trace.event(format_args!("drives {back:?} are not emptied after all"));
+                node.publish(world).await;
+            }
+        }
         Change::SetAside | Change::GiveUp => {}
     }
 }

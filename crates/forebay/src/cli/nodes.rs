@@ -152,10 +152,10 @@ pub(super) fn node(command: NodeCommand) -> Result<()> {
                 None => format!("node {} ({}) is not in maintenance", node.id, node.name),
             })
         }
-        NodeCommand::Drain { dir, id, dry_run, json } => {
-            let drain =
-                ask(&dir, |client| async move { client.drain_node(id, DrainNode { dry_run }).await })?;
-            print(json.into(), &drain, |drain| drained(drain, dry_run))
+        NodeCommand::Drain { dir, id, dry_run, abort, json } => {
+            let request = DrainNode { dry_run, abort };
+            let drain = ask(&dir, |client| async move { client.drain_node(id, request).await })?;
+            print(json.into(), &drain, |drain| if abort { kept(drain) } else { drained(drain, dry_run) })
         }
         NodeCommand::StopCheck { dir, id, json } => stop_check(&dir, id, json.into()),
         NodeCommand::List { dir, json } => {
@@ -167,6 +167,15 @@ pub(super) fn node(command: NodeCommand) -> Result<()> {
             print(json.into(), &node, |node| format!("node is removed: id={} name={}", node.id, node.name))
         }
     }
+}
+
+fn kept(drain: &NodeDrain) -> String {
+    let NodeDrain { node, name, drives, .. } = drain;
+    format!(
+        "node {node} ({name}) is not emptied any more: {} drives are in use again; what others have taken over stays there \
+         (`forebay fs balance` spreads it anew)",
+        drives.len()
+    )
 }
 
 fn drained(drain: &NodeDrain, dry_run: bool) -> String {

@@ -17,11 +17,17 @@ impl Node {
     pub(super) async fn drain_node_now(
         &self,
         id: u32,
-        DrainNode { dry_run }: DrainNode,
+        DrainNode { dry_run, abort }: DrainNode,
     ) -> Result<NodeDrain, AdminError> {
         let node = NodeId(id);
+        if dry_run && abort {
+            return Err(AdminError::invalid("either dry_run or abort"));
+        }
         let _one_at_a_time = self.drives_lock.lock().await;
         self.tell().await;
+        if abort {
+            return self.abort_drain(node).await;
+        }
         let (drain, seen) = {
             let state = self.state.lock().await;
             (self.plan_drain(&state, node)?, state.seen())
@@ -42,11 +48,31 @@ impl Node {
         Ok(drain)
     }
 
+    /// Uses the drives of a node again that are being emptied.
+    async fn abort_drain(&self, node: NodeId) -> Result<NodeDrain, AdminError> {
+        let name = {
+            let state = self.state.lock().await;
+            let record = state.cluster.nodes.get(&node).ok_or_else(|| no_node(node))?;
+            record.name.clone()
+        };
+        let drives = self.plan(|plan| Ok(plan.cancel_drain(node))).await.map_err(failed)?;
+        if drives.is_empty() {
+            return Err(AdminError::conflict(format!(
+                "node {node} is not being emptied: what it had is at others already, or it was never begun (see `forebay drive list`)"
+            )));
+        }
+        tracing::warn!(%node, drives = drives.len(), "a node is not emptied after all");
+        for drive in &drives {
+            self.note_problem(*drive, "").await;
+        }
+        self.tell().await;
+        let drives = drives.iter().map(|drive| drive.0).collect();
+        Ok(NodeDrain { node: node.0, name, drives, owner: node == self.here(), ..NodeDrain::default() })
+    }
+
     /// What would move where, if that can be done.
     fn plan_drain(&self, state: &State, node: NodeId) -> Result<NodeDrain, AdminError> {
-        let record = state.cluster.nodes.get(&node).ok_or_else(|| {
-            AdminError::not_found(format!("no such node: id={node} (see `forebay node list`)"))
-        })?;
+        let record = state.cluster.nodes.get(&node).ok_or_else(|| no_node(node))?;
         let here: Vec<_> = state.drives.values().filter(|entry| entry.record.node == node).collect();
         let used: Vec<_> = here.iter().filter(|entry| !entry.record.is_given_up()).collect();
         if used.is_empty() {
@@ -97,6 +123,10 @@ impl Node {
             owner: node == self.here(),
         })
     }
+}
+
+fn no_node(node: NodeId) -> AdminError {
+    AdminError::not_found(format!("no such node: id={node} (see `forebay node list`)"))
 }
 
 fn no_other_drive(node: NodeId, bound: usize) -> AdminError {

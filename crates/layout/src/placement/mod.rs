@@ -28,7 +28,7 @@ mod spread;
 pub use balance::balance_groups;
 pub use losses::{acknowledgements_survive, losses_survived, writes_survive};
 pub use plan::{plan_placement_groups, suggested_pg_count};
-pub use replace::replace_members;
+pub use replace::{replace_members, return_members};
 pub use spread::{Fitting, Spread};
 
 /// A level of parts that fail together. On a single node the domain is the drive.

@@ -49,6 +49,58 @@ pub fn replace_members(
     changed
 }
 
+/// Gives the drives `back` the positions again that others are taking over from them, where the rules of the groups allow it. What was
+/// written since then is on those others, which stay sources. Returns the changed groups.
+pub fn return_members(
+    groups: &[PlacementGroup],
+    back: &BTreeSet<DriveId>,
+    places: &HashMap<DriveId, Place>,
+) -> Vec<PlacementGroup> {
+    let mut changed = Vec::new();
+    for group in groups {
+        let mut next = group.clone();
+        for position in 0..next.members.len() {
+            let mut sources = next.sources(position as u8);
+            let Some(from) = sources.find(|from| back.contains(from)) else { continue };
+            drop(sources);
+            let others = others_of(&next, position, places);
+            let fits = places.get(&from).is_some_and(|place| has_room(next.spread, &others, *place));
+            if !fits || next.members.contains(&from) {
+                continue;
+            }
+            let until_now = std::mem::replace(&mut next.members[position], from);
+            let position = position as u8;
+            next.rebuilding.retain(|one| *one != Rebuilding { position, from });
+            next.rebuilding.push(Rebuilding { position, from: until_now });
+        }
+        if next.members != group.members {
+            next.epoch = Epoch(group.epoch.0 + 1);
+            changed.push(next);
+        }
+    }
+    changed
+}
+
+/// The members at other positions that have a place.
+fn others_of(
+    group: &PlacementGroup,
+    position: usize,
+    places: &HashMap<DriveId, Place>,
+) -> Vec<(DriveId, Place)> {
+    let others = group.members.iter().enumerate().filter(|(other, _)| *other != position);
+    others.filter_map(|(_, member)| places.get(member).map(|place| (*member, *place))).collect()
+}
+
+/// Whether a rule allows one more member at a place.
+fn has_room(rule: Spread, others: &[(DriveId, Place)], place: Place) -> bool {
+    let Spread { level, .. } = rule;
+    level == FailureDomain::Drive || {
+        let domain = place.domain(level, DriveId(0));
+        let inside = others.iter().filter(|(drive, place)| place.domain(level, *drive) == domain);
+        inside.count() < rule.most().into()
+    }
+}
+
 /// Spare drives by place, and in each place by load.
 struct Hosts {
     hosts: Vec<Host>,
@@ -87,18 +139,9 @@ impl Hosts {
         places: &HashMap<DriveId, Place>,
         bounds: &[Bounds],
     ) -> Option<DriveId> {
-        let others = group.members.iter().enumerate().filter(|(other, _)| *other != position);
-        let others: Vec<(DriveId, Place)> =
-            others.filter_map(|(_, member)| places.get(member).map(|place| (*member, *place))).collect();
-        let Spread { level, .. } = group.spread;
-        let has_room = |place: Place| {
-            level == FailureDomain::Drive || {
-                let domain = place.domain(level, DriveId(0));
-                let inside = others.iter().filter(|(drive, place)| place.domain(level, *drive) == domain);
-                inside.count() < group.spread.most().into()
-            }
-        };
-        let candidates = self.hosts.iter().enumerate().filter(|(_, host)| has_room(host.place));
+        let others = others_of(group, position, places);
+        let candidates = self.hosts.iter().enumerate();
+        let candidates = candidates.filter(|(_, host)| has_room(group.spread, &others, host.place));
         let best = candidates.filter_map(|(at, host)| {
             let load = host.drives.iter().find(|load| !group.members.contains(&load.drive))?;
             Some((bounds[at].unevenness(others.iter().map(|(_, place)| *place)), *load, at))

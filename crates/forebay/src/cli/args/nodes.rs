@@ -161,6 +161,9 @@ pub(crate) enum NodeCommand {
         /// Only say what would move.
         #[arg(long)]
         dry_run: bool,
+        /// Stop emptying it: its drives are in use again. What others have taken over stays there.
+        #[arg(long, conflicts_with = "dry_run")]
+        abort: bool,
         /// Print JSON.
         #[arg(long)]
         json: bool,
