@@ -4,7 +4,7 @@
 #
 #   FOREBAY_FAULT_ROUNDS  how many rounds; each ten begin a new cluster. Without it: two rounds with faults that no other suite has
 #   FOREBAY_FAULT_ONLY    only these faults, of those in FAULTS
-#   FOREBAY_FAULT_SETUP   ENGINE PROFILE NODES OPTIONS, such as "own 4+2 3 process=own", instead of those that the seed draws
+#   FOREBAY_FAULT_SETUP   ENGINE PROFILE NODES OPTIONS STORE, such as "own 4+2 3 process=own store", instead of those that the seed draws
 LIMIT_S=420
 source "$(dirname "$0")/../lib.sh"
 [ "$PLAIN" = 1 ] && exit 0
@@ -16,9 +16,11 @@ FAULTS=(kill sleep sleep-etcd sleep-both machine cut cut-owner cut-pair cut-from
 # Rounds with the same cluster.
 CLUSTER_ROUNDS=10
 HEALTHY_S=90
+# The machine with the object store.
+STORE_AT=9
 RUN=$WORK
 
-trap 'cleanup_etcd; machines_end; [ "$BASHPID" != $$ ] || WORK=$RUN; cleanup' EXIT
+trap 'cleanup_etcd; NODES+=("$STORE_AT"); machines_end; [ "$BASHPID" != $$ ] || WORK=$RUN; cleanup' EXIT
 cleanup_etcd() { [ "$BASHPID" != $$ ] || pkill -KILL -f "data-dir $RUN/" 2>/dev/null; }
 
 # --- the cluster ---------------------------------------------------------------------------------------------------
@@ -31,8 +33,8 @@ pick() { local words=("${@:2}"); echo "${words[$(drawn "$1" ${#words[@]})]}"; }
 setup() {
     local setup=${FOREBAY_FAULT_SETUP:-} node
     [ -n "$setup" ] || setup="$(pick "$1 engine" own etcd) $(pick "$1 profile" 4+2 r2 r3) $(pick "$1 nodes" 3 3 4) \
-        $(pick "$1 options" process=own process=own,strict process=own,readcache)"
-    read -r -d '' AT PROFILE COUNT OPTIONS <<<"$setup"
+        $(pick "$1 options" process=own process=own,strict process=own,readcache) $(pick "$1 store" store none)"
+    read -r -d '' AT PROFILE COUNT OPTIONS STORE <<<"$setup"
     NODES=()
     for ((node = 1; node <= COUNT; node++)); do NODES+=("$node"); done
 }
@@ -53,9 +55,28 @@ begin() {
     done
     on 1 "$FOREBAY" fs set "$WORK/1" main --profile "$PROFILE"
     [ "$AT" = etcd ] || on 1 timeout 150 "$FOREBAY" log move "$WORK/1" etcd
+    [ "$STORE" != store ] || attach_store
     wait_until "$HEALTHY_S" all_serve || unwell
     wait_until "$HEALTHY_S" follow_all || unwell
     : >"$WORK/outages"
+}
+# An object store on a machine of its own, which has no faults. What was written moves there soon, and is read from there.
+attach_store() {
+    local credentials=$RUN/store/admin-credentials
+    echo "$RUN/store" >>"$RUN/.nodes"
+    on "$STORE_AT" timeout 120 "$FOREBAY" start "$RUN/store" --drives 1 --drive-size 2GiB --profile 1+0 --memory "$MEMORY" \
+        --s3 "$(address "$STORE_AT"):9000" </dev/null
+    mkdir "$RUN/store/mnt/cold"
+    on 1 "$FOREBAY" store add "$WORK/1" cold --hostname "$(address "$STORE_AT")" --port 9000 --protocol HTTP --bucket cold --blob-size 4MiB \
+        --access-key-id "$(awk -F' = ' '/access_key_id/ { print $2 }' "$credentials")" \
+        --secret-key "$(awk -F' = ' '/secret/ { print $2 }' "$credentials")"
+    on 1 "$FOREBAY" fs attach "$WORK/1" main cold --retention 30s --tiering-cue 10s
+}
+# The store has the blobs that are in use, and no others.
+store_is_tidy() {
+    local used
+    used=$(on 2 timeout 30 "$FOREBAY" tier status "$WORK/2" --json | jq '.[0].blobs')
+    [ "$used" = "$(find "$RUN/store/mnt/cold" -type f | wc -l)" ] && echo "$used blobs"
 }
 # All that a machine should do.
 serves() { mounted "$1" && healthy "$1" && ready "$1"; }
@@ -287,7 +308,7 @@ round() {
     cat "$WORK/load-$number"
     [ ! -e "$WORK/pauses-$number" ] || head -n 400 "$WORK/pauses-$number"
     [ "$worked" = 0 ] || keep_logs "$number"
-    printf '| %s | %s %s %s %s | %s%s | %s | %s s | %s s | %s s | %s |\n' "$seed/$number" "$AT" "$PROFILE" "$COUNT" "${OPTIONS#process=own}" "$kind" \
+    printf '| %s | %s %s %s%s %s | %s%s | %s | %s s | %s s | %s s | %s |\n' "$seed/$number" "$AT" "$PROFILE" "$COUNT" "$([ "$STORE" != store ] || echo " store")" "${OPTIONS#process=own}" "$kind" \
         "$([ "$second" = none ] || echo " + $second")" "$victim$([ "$victim" != "$before" ] || echo " (owner)")" "$seconds" "$(cat "$WORK/pause" 2>/dev/null || echo -)" \
         "$within" "$([ "$worked" = 0 ] && echo ok || echo FAIL)" >>"$TABLE"
     return "$worked"
@@ -330,6 +351,7 @@ whole() {
     wait_until "$HEALTHY_S" all_serve || unwell
     echo "started after $((SECONDS - started)) s"
     everywhere
+    [ "$STORE" != store ] || wait_until 90 store_is_tidy
     [ -n "$SHORT" ] || on 2 timeout 200 "$FOREBAY" fsck "$WORK/2" </dev/null
 }
 everywhere() {
@@ -345,9 +367,11 @@ cluster() {
     mkdir -p "$WORK"
     setup "$seed"
     export AWS_SHARED_CREDENTIALS_FILE=$WORK/1/admin-credentials
+    NODES+=("$STORE_AT")
     machines_begin
+    unset 'NODES[-1]'
     if [ "$AT" = etcd ]; then for node in 1 2 3; do etcd_start "$node"; done; fi
-    check "seed $seed: $COUNT machines, $PROFILE, etcd $([ "$AT" = own ] && echo "of Forebay" || echo "from outside"), $OPTIONS" begin || return 1
+    check "seed $seed: $COUNT machines, $PROFILE, etcd $([ "$AT" = own ] && echo "of Forebay" || echo "from outside"), $OPTIONS$([ "$STORE" != store ] || echo ", a store")" begin || return 1
     for number in "$@"; do
         line=($(draw "$seed" "$number"))
         check "seed $seed, round $number: ${line[1]} of ${line[0]}$([ "${line[2]}" = none ] || echo " + ${line[2]}") for ${line[3]} s" round "$number" "$seed" "${line[@]}" || return 1
@@ -358,7 +382,10 @@ cluster_ends() {
     local node
     for node in "${NODES[@]}"; do timeout 30 "$FOREBAY" stop "$WORK/$node" </dev/null &>/dev/null; done
     pkill -KILL -f "data-dir $WORK/" 2>/dev/null
+    timeout 30 "$FOREBAY" stop "$RUN/store" </dev/null &>/dev/null
+    NODES+=("$STORE_AT")
     machines_end
+    rm -rf --one-file-system "$RUN/store"
     for node in "${NODES[@]}"; do umount -l "$WORK/$node/mnt" 2>/dev/null; done
     sleep 1
     rm -rf --one-file-system "$WORK"

@@ -90,8 +90,8 @@ pub struct DrainNode {
     /// Only say what would move.
     #[serde(default)]
     pub dry_run: bool,
-    /// Stop emptying it: what has not moved stays.
-    #[serde(default)]
+    /// Stop emptying it: what has not moved stays. Nodes of earlier versions do not know it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub abort: bool,
 }
 

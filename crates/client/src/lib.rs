@@ -78,7 +78,7 @@ pub use names::DirPage;
 pub use objects::{CompleteUpload, CopyObject, PutOptions, PutPart};
 pub use orphans::{ClosedRange, ExtentRanges, Inventory};
 pub use pack::{PACK_ALIGN, PackOutcome, PackTarget};
-pub use peers::Peers;
+pub use peers::{Peers, Uploading};
 pub use ranges::{AllocateMode, SeekKind};
 pub use reach::Reach;
 pub use read::ReadAccess;

@@ -35,7 +35,14 @@ pub(crate) struct Shared {
 }
 
 /// A blob on its way, until this is dropped.
-pub(crate) struct Uploading(Arc<Shared>);
+pub struct Uploading(Arc<Shared>);
+
+impl Uploading {
+    /// It has bytes of extents now.
+    pub fn stored(&self, bytes: u64) {
+        self.0.uploaded_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+}
 
 impl Drop for Uploading {
     fn drop(&mut self) {
@@ -77,6 +84,11 @@ impl Client {
     /// Whether a blob is being made, is on its way to the store, or is not noted in the ledger yet.
     pub fn is_uploading(&self) -> bool {
         self.inner.peers.is_uploading()
+    }
+
+    /// Another node makes a blob: writers here wait for room as if this one did.
+    pub fn uploading_elsewhere(&self) -> Uploading {
+        self.inner.peers.begin_upload()
     }
 
     /// Whether a writer waits for room right now, through any client, even if room is on its way back.

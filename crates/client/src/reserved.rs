@@ -36,6 +36,24 @@ impl BlobNumber<'_> {
     }
 }
 
+/// A request to the owner, which may be cut off before its answer.
+struct Doubt<'a>(Option<&'a Reserved>);
+
+impl Doubt<'_> {
+    /// It was answered.
+    fn settled(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Doubt<'_> {
+    fn drop(&mut self) {
+        if let Some(reserved) = self.0 {
+            reserved.has_unused.store(true, Ordering::Release);
+        }
+    }
+}
+
 impl Drop for BlobNumber<'_> {
     fn drop(&mut self) {
         self.reserved.numbers.lock().expect("no holder of this lock panics").remove(&self.serial);
@@ -50,15 +68,14 @@ impl Client {
     pub(crate) async fn reserve_blob(&self) -> Result<BlobNumber<'_>, FsError> {
         let reserved = &self.inner.blobs.reserved;
         let _exchange = reserved.exchange.lock().await;
+        let doubt = Doubt(Some(reserved));
         match self.tier(TierRequest::Reserve).await {
             Ok(TierReply::Reserved { serial, term }) => {
+                doubt.settled();
                 reserved.numbers.lock().expect("no holder of this lock panics").insert(serial);
                 Ok(BlobNumber { reserved, serial, term, is_committed: false })
             }
-            other => {
-                reserved.has_unused.store(true, Ordering::Release);
-                Err(other.err().unwrap_or(FsError::Io))
-            }
+            other => Err(other.err().unwrap_or(FsError::Io)),
         }
     }
 
@@ -70,10 +87,11 @@ impl Client {
         }
         let _exchange = reserved.exchange.lock().await;
         reserved.has_unused.store(false, Ordering::Release);
+        let doubt = Doubt(Some(reserved));
         let keep = reserved.numbers.lock().expect("no holder of this lock panics").iter().copied().collect();
-        if let Err(error) = self.tier(TierRequest::Abandon { keep }).await {
-            tracing::debug!(%error, "numbers of blobs were not given back");
-            reserved.has_unused.store(true, Ordering::Release);
+        match self.tier(TierRequest::Abandon { keep }).await {
+            Ok(_) => doubt.settled(),
+            Err(error) => tracing::debug!(%error, "numbers of blobs were not given back"),
         }
     }
 }

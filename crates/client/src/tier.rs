@@ -230,7 +230,7 @@ impl Client {
         if away.store().is_none() {
             return Err(StoreError::Unavailable("no store is attached".to_owned()).into());
         }
-        let _uploading = self.inner.peers.begin_upload();
+        let uploading = self.inner.peers.begin_upload();
         let (builder, extents) = self.fill_blob(sources, blob_bytes, pace.clone()).await?;
         if extents.is_empty() {
             return Ok(0);
@@ -251,7 +251,7 @@ impl Client {
         match self.tier(commit).await? {
             TierReply::Committed { bytes } => {
                 number.committed();
-                self.inner.peers.0.uploaded_bytes.fetch_add(bytes, Ordering::Relaxed);
+                uploading.stored(bytes);
                 Ok(bytes)
             }
             _ => Err(FsError::Io.into()),

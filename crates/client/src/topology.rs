@@ -77,11 +77,9 @@ impl Topology {
         member.into_iter().chain(group.into_iter().flat_map(move |group| group.sources(shard.0)))
     }
 
-    /// Positions that moved, with the drives that had them and stay in use.
+    /// Positions that moved, with the drives that had them and stay in use, or may after all.
     pub(crate) fn left(&self, group: &PlacementGroup) -> impl Iterator<Item = (u8, DriveId)> {
-        let stays = |id: DriveId| {
-            self.map.drive(id).is_some_and(|drive| matches!(drive.state, DriveState::Up | DriveState::Failed))
-        };
+        let stays = |id: DriveId| self.map.drive(id).is_some_and(|drive| drive.state != DriveState::Out);
         let moved = group.rebuilding.iter().map(|rebuilding| (rebuilding.position, rebuilding.from));
         let member = |position: u8| group.members.get(usize::from(position)).copied();
         moved.filter(move |(position, from)| member(*position) != Some(*from) && stays(*from))

@@ -249,6 +249,7 @@ impl Plan {
             addresses: new.addresses.clone(),
             key: key.to_owned(),
             maintenance_until_s: None,
+            draining: Default::default(),
         });
         Ok(id)
     }

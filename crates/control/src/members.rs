@@ -9,7 +9,7 @@ use layout::{
 };
 
 use crate::protection::{Owed, Seen};
-use crate::{Cluster, DriveRecord, FilesystemRecord, Plan};
+use crate::{Cluster, DriveRecord, FilesystemRecord, NodeRecord, Plan};
 
 /// What ended.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -126,17 +126,26 @@ impl Plan {
         let used: BTreeSet<DriveId> =
             of_node.filter(|drive| !drive.is_given_up()).map(|drive| drive.id).collect();
         used.iter().for_each(|id| self.set_drive_state(*id, DriveState::Leaving));
+        if let Some(record) = self.next().nodes.get(&node).cloned() {
+            self.set_node(NodeRecord { draining: used.clone(), ..record });
+        }
         self.reassign(seen);
         let is_bound = |group: &&PlacementGroup| group.members.iter().any(|member| used.contains(member));
         self.next().groups.values().filter(is_bound).count()
     }
 
-    /// Uses the drives of a node again that are being emptied. What others are taking over from them comes back; what they have taken over
-    /// stays there. Returns the drives.
-    pub fn cancel_drain(&mut self, node: NodeId) -> Vec<DriveId> {
-        let of_node = self.next().drives.values().filter(|drive| drive.node == node);
+    /// Uses the drives of a node again that are being emptied because the node is. What others are taking over from them comes back; groups
+    /// that have moved stay where they are. Returns the drives, without those that cannot be read.
+    pub fn cancel_drain(&mut self, node: NodeId, seen: &Seen) -> Vec<DriveId> {
+        let Some(record) = self.next().nodes.get(&node).cloned() else { return Vec::new() };
+        let drives = record.draining.iter().filter_map(|id| self.next().drives.get(id));
+        let leaving = drives.filter(|drive| drive.node == node && drive.state == DriveState::Leaving);
         let back: BTreeSet<DriveId> =
-            of_node.filter(|drive| drive.state == DriveState::Leaving).map(|drive| drive.id).collect();
+            leaving.map(|drive| drive.id).filter(|id| seen.readable.contains(id)).collect();
+        if back.is_empty() {
+            return Vec::new();
+        }
+        self.set_node(NodeRecord { draining: BTreeSet::new(), ..record });
         back.iter().for_each(|id| self.set_drive_state(*id, DriveState::Up));
         let groups: Vec<PlacementGroup> = self.next().groups.values().cloned().collect();
         let changed = return_members(&groups, &back, &self.next().places());
@@ -263,7 +272,7 @@ pub(crate) mod tests {
     use wire::drive::DriveMark;
 
     use super::*;
-    use crate::{Control, NodeRecord, ScrubRecord};
+    use crate::{Control, ScrubRecord};
 
     fn drive(id: u32, node: u32) -> DriveRecord {
         DriveRecord {
@@ -373,7 +382,13 @@ pub(crate) mod tests {
         let mut plan = Plan::new(draining.clone());
         let done = plan.finish(|group| group.id.0 % 3 == 0).groups;
         assert!(done > 0);
-        assert_eq!(plan.cancel_drain(node), [DriveId(0), DriveId(1)]);
+        // One that is silent goes, and one that was given up by itself.
+        let mut other = plan.next().clone();
+        let silent = seen_without(&other, &[1]);
+        assert_eq!(Plan::new(other.clone()).cancel_drain(node, &silent), [DriveId(0)]);
+        other.nodes.get_mut(&node).unwrap().draining.remove(&DriveId(0));
+        assert_eq!(Plan::new(other).cancel_drain(node, &seen), [DriveId(1)]);
+        assert_eq!(plan.cancel_drain(node, &seen), [DriveId(0), DriveId(1)]);
         let after = plan.into_next();
         assert!(after.drives.values().all(|drive| drive.state == DriveState::Up));
         for (id, group) in &after.groups {
@@ -392,7 +407,7 @@ pub(crate) mod tests {
         }
         // It is rebuilt like any other change.
         assert!(finished(&after).1.groups.values().all(|group| group.rebuilding.is_empty()));
-        assert_eq!(Plan::new(after).cancel_drain(node), []);
+        assert_eq!(Plan::new(after).cancel_drain(node, &seen), []);
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! The records of drives, placement groups and filesystems.
 
+use std::collections::BTreeSet;
+
 use base::program::{FIRST_LEVEL, FORMAT_LEVEL};
 use base::{ClusterId, DriveId, DriveUuid, LedgerId, NodeId, PgId};
 use layout::{DriveState, FailureDomain, Profile};
@@ -109,6 +111,9 @@ pub struct NodeRecord {
     /// It is away on purpose until then (seconds since 1970): nobody takes over what its drives held.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub maintenance_until_s: Option<i64>,
+    /// The drives that are emptied, because the whole node is.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub draining: BTreeSet<DriveId>,
 }
 
 impl NodeRecord {
@@ -129,6 +134,7 @@ impl NodeRecord {
             addresses: Vec::new(),
             key: String::new(),
             maintenance_until_s: None,
+            draining: BTreeSet::new(),
         }
     }
 }

@@ -365,7 +365,11 @@ impl Work {
             let gives_way = !is_urgent && client.is_in_use();
             let bytes_per_s = if gives_way { self.pace.bytes_per_s_in_use() } else { 0 };
             let load = BlobLoad { map: client.map_epoch(), extents: load, blob_bytes, bytes_per_s };
-            let made = async move { others.upload(node, load).await.map_err(NotMade::Elsewhere) };
+            let uploading = client.uploading_elsewhere();
+            let made = async move {
+                let made = others.upload(node, load).await;
+                made.inspect(|bytes| uploading.stored(*bytes)).map_err(NotMade::Elsewhere)
+            };
             self.uploads.spawn(async move { (node, ids, made.await) });
         } else {
             let pace = (!is_urgent).then(|| self.gives_way());
@@ -407,7 +411,7 @@ impl Work {
             }
             Err(NotMade::Elsewhere(reason)) => {
                 tracing::info!(%node, reason, "a node made no blob");
-                Some(reason)
+                Some(format!("uploads pause: node {node} made no blob: {reason}"))
             }
         };
         self.uploaders.ended(node, failure, self.env.clock.boot_ns());

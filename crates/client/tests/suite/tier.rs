@@ -577,6 +577,46 @@ fn a_blob_of_which_nobody_knows_whether_it_is_in_use_is_used_or_deleted() {
     });
 }
 
+/// A number that may be reserved goes back, also if the request for it or for its return was given up.
+#[test]
+fn numbers_of_blobs_go_back_after_requests_that_were_cut_off() {
+    run("r2", |world| async move {
+        let store = Arc::new(MemStore::default());
+        let (client, wire) = world.tiered_wired_client(&store).await;
+        client.tier_attach().await.unwrap();
+        let ino = create(&client, "file").await;
+        client.write(ino, 0, &pattern(9, 50_000)).await.unwrap();
+        client.fsync(ino).await.unwrap();
+        let due = client.tier_due(Stage::Queued, u64::MAX - 1, None).await.unwrap();
+        let is_return =
+            |request: &MetaRequest| matches!(request, MetaRequest::Tier(TierRequest::Abandon { .. }));
+        let returns = || wire.take_asked().iter().filter(|request| is_return(request)).count();
+        wire.hold(|request| matches!(request, MetaRequest::Tier(TierRequest::Reserve)));
+        let upload = tokio::spawn({
+            let client = client.clone();
+            async move { client.upload(due, BLOB, None).await }
+        });
+        wire.holding.acquire().await.unwrap().forget();
+        upload.abort();
+        assert!(upload.await.unwrap_err().is_cancelled());
+        wire.hold(is_return);
+        returns();
+        let returning = tokio::spawn({
+            let client = client.clone();
+            async move { client.return_numbers().await }
+        });
+        wire.holding.acquire().await.unwrap().forget();
+        returning.abort();
+        assert!(returning.await.unwrap_err().is_cancelled());
+        assert_eq!(returns(), 1, "the reservation was cut off");
+        wire.hold(|_| false);
+        client.return_numbers().await;
+        assert_eq!(returns(), 1, "the return was cut off");
+        client.return_numbers().await;
+        assert_eq!(returns(), 0, "nothing is unused");
+    });
+}
+
 /// A client may hear late that the store has moved.
 #[test]
 fn a_blob_at_a_place_where_the_store_is_no_more_is_refused() {

@@ -172,7 +172,7 @@ pub(super) fn node(command: NodeCommand) -> Result<()> {
 fn kept(drain: &NodeDrain) -> String {
     let NodeDrain { node, name, drives, .. } = drain;
     format!(
-        "node {node} ({name}) is not emptied any more: {} drives are in use again; what others have taken over stays there \
+        "node {node} ({name}) is not emptied any more: {} drives are in use again; what has moved completely stays there \
          (`forebay fs balance` spreads it anew)",
         drives.len()
     )

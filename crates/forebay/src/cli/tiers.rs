@@ -447,6 +447,8 @@ pub(super) fn line(tier: &TierInfo) -> String {
 
 fn answers(up: Option<bool>, since_s: i64) -> String {
     match up {
+        // It never did.
+        Some(false) if since_s == 0 => "DOWN".to_owned(),
         Some(true) => format!("UP since {}", s3::format_instant(since_s)),
         Some(false) => format!("DOWN since {}", s3::format_instant(since_s)),
         None => "not asked yet".to_owned(),

@@ -28,6 +28,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const IDLE_NS: u64 = 60_000_000_000;
 /// How long the end of its session may take.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(2);
+/// Pause between two looks whether uploads have ended.
+const UPLOADS_LOOK: Duration = Duration::from_millis(10);
 /// How long the return of numbers of blobs may take that were not made.
 const RETURN_PATIENCE: Duration = Duration::from_secs(1);
 /// What it may hold in memory: it writes no files.
@@ -164,12 +166,24 @@ impl Helper {
         close(idle).await;
     }
 
+    async fn uploads_end(&self) {
+        loop {
+            let open = self.open.lock().await;
+            if !open.values().any(|open| open.filesystem.client.is_uploading()) {
+                return;
+            }
+            drop(open);
+            tokio::time::sleep(UPLOADS_LOOK).await;
+        }
+    }
+
     /// Closes all.
     pub(super) async fn stop(&self) {
         // Nothing begins any more.
         self.restores.close();
         self.blobs.close();
         self.stopping.send_replace(true);
+        let _ = tokio::time::timeout(CLOSE_PATIENCE, self.uploads_end()).await;
         // One may be being opened.
         if let Ok(mut open) = tokio::time::timeout(CLOSE_PATIENCE, self.open.lock()).await {
             let open = std::mem::take(&mut *open);

@@ -50,15 +50,16 @@ impl Node {
 
     /// Uses the drives of a node again that are being emptied.
     async fn abort_drain(&self, node: NodeId) -> Result<NodeDrain, AdminError> {
-        let name = {
+        let (name, seen) = {
             let state = self.state.lock().await;
             let record = state.cluster.nodes.get(&node).ok_or_else(|| no_node(node))?;
-            record.name.clone()
+            (record.name.clone(), state.seen())
         };
-        let drives = self.plan(|plan| Ok(plan.cancel_drain(node))).await.map_err(failed)?;
+        let drives = self.plan(|plan| Ok(plan.cancel_drain(node, &seen))).await.map_err(failed)?;
         if drives.is_empty() {
             return Err(AdminError::conflict(format!(
-                "node {node} is not being emptied: what it had is at others already, or it was never begun (see `forebay drive list`)"
+                "node {node} is not being emptied, or its drives do not answer now: what it had may be at others already (see `forebay \
+                 drive list`)"
             )));
         }
         tracing::warn!(%node, drives = drives.len(), "a node is not emptied after all");

@@ -65,6 +65,8 @@ pub(super) struct TierEntry {
     pub(super) store: String,
     /// The node's share of the limits from the store's settings.
     limits: StoreLimits,
+    /// Where the store has its objects, see [`ObjectStore::place`].
+    place: u64,
     /// Why the store cannot be used.
     problem: Option<String>,
     pub(super) tiering: Option<Tiering>,
@@ -95,6 +97,7 @@ impl TierEntry {
             blind: watch::Sender::default(),
             store: String::new(),
             limits: StoreLimits::default(),
+            place: 0,
             problem: None,
             tiering: None,
             stopped_until_ns: 0,
@@ -130,7 +133,7 @@ impl TierEntry {
         limits: StoreLimits,
         reached: Result<Arc<S3Store>, String>,
     ) {
-        (self.store, self.limits) = (record.name.clone(), limits);
+        (self.store, self.limits, self.place) = (record.name.clone(), limits, record.address.place());
         (self.reached, self.problem) = match reached {
             Ok(reached) => (Some(reached), None),
             Err(problem) => (None, Some(problem)),
@@ -160,9 +163,9 @@ impl TierEntry {
         self.blind.subscribe()
     }
 
-    /// The error of the store if it is down.
+    /// The error of the store if it does not answer this node, through which others may read from it.
     pub(super) fn why_down(&self) -> Option<String> {
-        let health = self.store_health();
+        let health = self.reached.as_ref()?.health();
         let problem = health.problem.unwrap_or_default();
         (health.up == Some(false)).then(|| format!("store {} is DOWN: {problem}", self.store))
     }
@@ -193,8 +196,7 @@ impl TierEntry {
         let (blob_bytes, uploads) = plan_uploads(self.blobs_bytes, self.limits, extent_bytes(record));
         let Times { retention_s, cue_s } = self.times(tier);
         let uploads_all = self.limits.cluster_max.map_or(usize::MAX, usize::from);
-        let place = self.reached.as_ref().map_or(0, |store| store.place());
-        let detaching = tier.detaching;
+        let (place, detaching) = (self.place, tier.detaching);
         TierOptions { retention_s, cue_s, blob_bytes, uploads, uploads_all, place, detaching }
     }
 }

@@ -18,8 +18,11 @@ use super::settings::{StoreSettings, StoreSettingsError};
 
 /// Idle connections are closed after this time.
 const IDLE: Duration = Duration::from_secs(60);
-/// A connection ends whose other side confirms nothing for so long: the next attempt must not meet another one that is as dead.
-const SILENCE_TIMEOUT: Duration = Duration::from_secs(10);
+/// A connection that is silent for so long is probed, and ends if that is not answered: after one that broke in use, the next attempt
+/// should not meet another one that is as dead.
+const SILENCE: Duration = Duration::from_secs(8);
+const PROBE_EVERY: Duration = Duration::from_secs(3);
+const PROBES: u32 = 3;
 /// The most idle connections.
 const IDLE_MAX: usize = 64;
 
@@ -31,7 +34,9 @@ pub(super) fn client(settings: &StoreSettings) -> Result<reqwest::Client, StoreS
         .pool_idle_timeout(IDLE)
         .pool_max_idle_per_host(IDLE_MAX)
         .tcp_nodelay(true)
-        .tcp_user_timeout(SILENCE_TIMEOUT)
+        .tcp_keepalive(SILENCE)
+        .tcp_keepalive_interval(PROBE_EVERY)
+        .tcp_keepalive_retries(PROBES)
         // A redirected request would carry a signature of another host.
         .redirect(reqwest::redirect::Policy::none())
         // Proxy settings in the environment are not meant for a store that an operator named.

@@ -54,18 +54,19 @@ impl Uploaders {
             Some(known) => known.under_way < known.pause.tries_max(self.each, now_ns),
             None => true,
         };
-        let blind = self.others.as_ref().map(|others| others.blind()).unwrap_or_default();
-        let (blind, seeing): (Vec<NodeId>, Vec<NodeId>) =
-            self.present().partition(|node| blind.contains(node));
-        // If all are, the next attempts find out whether the store answers again.
-        let able = if seeing.is_empty() { blind } else { seeing };
-        able.into_iter().filter(is_free).collect()
+        self.able().into_iter().filter(is_free).collect()
     }
 
-    fn present(&self) -> impl Iterator<Item = NodeId> + use<> {
-        let others = self.others.iter().flat_map(|others| others.reached());
-        let others: Vec<NodeId> = others.collect();
-        std::iter::once(self.here()).chain(others)
+    /// The nodes that are reached, without those that the store does not answer while it answers others.
+    fn able(&self) -> Vec<NodeId> {
+        let (others, blind) = match &self.others {
+            Some(others) => (others.reached(), others.blind()),
+            None => Default::default(),
+        };
+        let present = std::iter::once(self.here()).chain(others);
+        let (blind, seeing): (Vec<NodeId>, Vec<NodeId>) = present.partition(|node| blind.contains(node));
+        // If it answers none, the next attempts find out whether it does again.
+        if seeing.is_empty() { blind } else { seeing }
     }
 
     /// The one of `free` that makes a blob of these extents.
@@ -107,10 +108,11 @@ impl Uploaders {
         self.nodes.get(&self.here()).and_then(|here| here.pause.reason())
     }
 
-    /// Why no node makes blobs, as this one has found out.
+    /// Why no node makes blobs, by the first that failed: this one, if it could.
     pub(super) fn reason(&self) -> Option<String> {
-        let failed = |node: NodeId| self.nodes.get(&node).is_some_and(|known| known.pause.reason().is_some());
-        self.reason_here().filter(|_| self.present().all(failed))
+        let reason = |node: NodeId| self.nodes.get(&node).and_then(|known| known.pause.reason());
+        let reasons: Option<Vec<String>> = self.able().into_iter().map(reason).collect();
+        reasons?.into_iter().next()
     }
 }
 
@@ -187,6 +189,11 @@ mod tests {
         assert_eq!(free(&[2]), [1, 3]);
         assert_eq!(free(&[1, 3]), [2]);
         assert_eq!(free(&[1, 2, 3]), [1, 2, 3]);
+        // What these do not try is no reason.
+        let mut uploaders = Uploaders::new(Some(Arc::new(Three(vec![1, 3]))), 2, 5);
+        uploaders.began(NodeId(2));
+        uploaders.ended(NodeId(2), Some("full".to_owned()), S);
+        assert_eq!(uploaders.reason().as_deref(), Some("full"));
     }
 
     #[test]

@@ -161,7 +161,7 @@ pub(crate) enum NodeCommand {
         /// Only say what would move.
         #[arg(long)]
         dry_run: bool,
-        /// Stop emptying it: its drives are in use again. What others have taken over stays there.
+        /// Stop emptying it: its drives are in use again. Groups that have moved stay where they are.
         #[arg(long, conflicts_with = "dry_run")]
         abort: bool,
         /// Print JSON.
