@@ -28,7 +28,7 @@ export FOREBAY_BUILD = $(BUILD)
 export FOREBAY ?= $(TARGET)/$(BUILD)/forebay
 export FOREBAY_XTASK ?= $(TARGET)/$(BUILD)/xtask
 
-.PHONY: help run stop build check test nightly test-long crash conformance sim mutations fuzz soak cluster cluster-faults upgrade planner bench bench-s3 bench-tier tier lint deps packages
+.PHONY: help run stop build check test nightly test-long crash conformance sim mutations fuzz soak cluster cluster-faults takeovers upgrade planner bench bench-s3 bench-tier tier lint deps packages
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -77,6 +77,9 @@ cluster: deps build ## three machines at full length: each loss beside two minut
 
 cluster-faults: deps build ## random faults of machines, processes, drives and the network under mixed load: ROUNDS=50 SEED=1
 	@FOREBAY_FAULT_ROUNDS=$(or $(ROUNDS),50) FOREBAY_TEST_SEED=$(or $(SEED),1) FOREBAY_SUITE_LIMIT_S=36000 tests/run.sh cluster-faults
+
+takeovers: deps build ## how long others wait when the machine with the metadata stops or dies, as a table, half an hour: ROUNDS=20
+	@FOREBAY_TAKEOVERS=$(or $(ROUNDS),20) FOREBAY_SUITE_LIMIT_S=14400 tests/run.sh takeovers
 
 upgrade: deps build ## node after node gets another program under load, and goes back: from FROM=commit to this one, and on to a next format level
 	@programs=$$(tests/upgrade/build.sh $(or $(FROM),035707d)) && set -- $$programs && \

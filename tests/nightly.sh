@@ -4,7 +4,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
-TARGETS=(test-long crash conformance fuzz tier sim mutations bench bench-s3 bench-tier)
+TARGETS=(test-long crash conformance fuzz tier sim mutations cluster-faults takeovers upgrade bench bench-s3 bench-tier)
 [ $# = 0 ] || TARGETS=("$@")
 LOGS=run/nightly
 mkdir -p "$LOGS"

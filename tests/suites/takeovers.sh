@@ -40,7 +40,7 @@ leader_to() {
 }
 
 mount_at() { mounted "$1" || on "$1" "$FOREBAY" mount "$WORK/$1" "$WORK/$1/mnt" </dev/null; }
-unmount_at() { ! mounted "$1" || on "$1" "$FOREBAY" umount "$WORK/$1/mnt" </dev/null; }
+unmount_at() { ! mounted "$1" || on "$1" "$FOREBAY" umount "$WORK/$1" </dev/null; }
 
 stops() { on "$1" timeout 120 "$FOREBAY" stop "$WORK/$1" </dev/null >/dev/null; }
 dies_alone() { machine_kill "$1"; }

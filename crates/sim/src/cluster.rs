@@ -478,7 +478,8 @@ async fn change_once(world: &World, node: &Node, dice: &Dice, change: Change) {
         Change::Detach => node.detach(world).await,
         Change::Grow | Change::Replace | Change::Balance => place_anew(world, node, dice, change).await,
         Change::KeepAfterAll => {
-            let (place, seen) = (world.cluster().node_of(victim), world.cluster().seen());
+            let place = world.cluster().node_of(victim);
+            let seen = world.cluster().seen();
             let back = node.control.plan(world, |plan| plan.cancel_drain(place, &seen)).await;
             if !back.is_empty() {
                 world.trace.event(format_args!("drives {back:?} are not emptied after all"));
