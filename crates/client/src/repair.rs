@@ -89,7 +89,7 @@ impl Client {
         }
     }
 
-    /// Runs `restoring`, and deletes nothing meanwhile.
+    /// Runs `restoring`. This client deletes no shards until that has ended.
     pub async fn without_deletions<T>(&self, restoring: impl Future<Output = T>) -> T {
         let _not_deleting = self.inner.deleting.read().await;
         restoring.await

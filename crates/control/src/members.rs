@@ -145,7 +145,9 @@ impl Plan {
         if back.is_empty() {
             return Vec::new();
         }
-        self.set_node(NodeRecord { draining: BTreeSet::new(), ..record });
+        // The others may be asked for once they answer.
+        let draining = record.draining.difference(&back).copied().collect();
+        self.set_node(NodeRecord { draining, ..record });
         back.iter().for_each(|id| self.set_drive_state(*id, DriveState::Up));
         let groups: Vec<PlacementGroup> = self.next().groups.values().cloned().collect();
         let changed = return_members(&groups, &back, &self.next().places());
@@ -385,7 +387,9 @@ pub(crate) mod tests {
         // One that is silent goes, and one that was given up by itself.
         let mut other = plan.next().clone();
         let silent = seen_without(&other, &[1]);
-        assert_eq!(Plan::new(other.clone()).cancel_drain(node, &silent), [DriveId(0)]);
+        let mut without_silent = Plan::new(other.clone());
+        assert_eq!(without_silent.cancel_drain(node, &silent), [DriveId(0)]);
+        assert_eq!(without_silent.cancel_drain(node, &seen), [DriveId(1)], "it answers again");
         other.nodes.get_mut(&node).unwrap().draining.remove(&DriveId(0));
         assert_eq!(Plan::new(other).cancel_drain(node, &seen), [DriveId(1)]);
         assert_eq!(plan.cancel_drain(node, &seen), [DriveId(0), DriveId(1)]);

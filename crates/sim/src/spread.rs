@@ -35,7 +35,8 @@ const REBUILD_MAX: Duration = Duration::from_secs(3600);
 /// How often the state is looked at.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// The network between machines. Each machine sends so many bytes per second, and receives as many; bytes within a machine take no time.
+/// The network between machines. Each machine sends at most `bytes_per_s`, and receives at most as many. Bytes within a machine take no
+/// time.
 pub(crate) struct Links {
     bytes_per_s: u64,
     /// Until when each machine sends (`true`) or receives.

@@ -21,13 +21,10 @@ use super::recover::LocalCopy;
 use super::{Member, lock};
 use crate::checks::{self, Ways};
 use crate::identity::{ONLY_EPOCH, OWNER};
-use crate::node::MetaDirs;
+use crate::node::{MetaDirs, SILENCE_PATIENCE};
 
 /// How long a node may take to say whether it is the owner.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(2);
-
-/// How long an owner that is not reached is waited for.
-const SILENCE_PATIENCE: Duration = Duration::from_secs(15);
 
 /// Whether two owners may execute a request.
 fn may_repeat(request: &ClusterRequest) -> bool {

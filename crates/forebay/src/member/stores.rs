@@ -32,9 +32,8 @@ impl MemberStores {
         let reach = |record: &StoreRecord| reach_store((env, runtime), network, accounts, record);
         let records = view.stores()?.into_iter().filter(|record| used.contains(&record.id));
         let next = records.map(|record| (record.id, reach(&record))).collect();
-        // The earlier ones end after the next ones are there: what did not change stays open.
-        let before = std::mem::replace(&mut *lock(&self.0), next);
-        drop(before);
+        // The earlier ones end now, when the next ones are there: what did not change stays open.
+        *lock(&self.0) = next;
         Ok(())
     }
 

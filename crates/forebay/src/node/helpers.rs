@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Duration;
 
 use base::{Epoch, LedgerId, NodeId};
 use client::{OwedEntry, RepairOutcome};
@@ -13,10 +12,7 @@ use wire::BoxFuture;
 use wire::cluster::{HostReply, HostRequest, HostService, RestoreOrder, UploadOrder};
 use wire::link::RemoteHost;
 
-use super::Network;
-
-/// How long a node may be silent that makes a blob.
-const SILENCE_PATIENCE: Duration = Duration::from_secs(15);
+use super::{Network, SILENCE_PATIENCE};
 
 /// For one filesystem.
 pub(super) struct Helpers {

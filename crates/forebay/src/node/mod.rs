@@ -81,7 +81,7 @@ pub(crate) use management::read_node_file;
 pub(crate) use memory::{MemoryPlan, budget as memory_budget};
 pub(crate) use monitor::{REOPEN_NS, REOPEN_NS_MAX};
 pub(crate) use moving::{OWN_ENGINE, is_unfinished, replica_of_node};
-pub(crate) use network::{DATA_CONNECTIONS, Network, PORT, addresses_of, proof_key};
+pub(crate) use network::{DATA_CONNECTIONS, Network, PORT, SILENCE_PATIENCE, addresses_of, proof_key};
 pub(crate) use node_file::{Addresses, NodeFile};
 pub(crate) use paths::NodeDir;
 pub(crate) use seat::{Deposed, Ended, Seat, found};

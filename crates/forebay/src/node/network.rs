@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use base::NodeId;
@@ -25,6 +26,8 @@ use crate::stores::Stores;
 
 /// Connections for data to each other node, beside the one for metadata.
 pub(crate) const DATA_CONNECTIONS: usize = 4;
+/// How long a node may be silent of which an answer is awaited.
+pub(crate) const SILENCE_PATIENCE: Duration = Duration::from_secs(15);
 /// The port of a node, where none is given.
 pub(crate) const PORT: u16 = 7740;
 

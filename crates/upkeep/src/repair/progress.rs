@@ -45,7 +45,7 @@ pub struct RepairStat {
 }
 
 impl RepairStat {
-    /// How long the repair of so many bytes takes at the present rates; `None`: repair is idle.
+    /// The time that repair of these bytes takes at the present rates; `None`: repair is idle.
     pub fn time_for(&self, bytes: u64) -> Option<Duration> {
         Some(time_for(bytes, self.bytes_per_s)?.max(self.slowest))
     }

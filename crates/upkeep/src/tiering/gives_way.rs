@@ -48,7 +48,7 @@ pub struct Steady {
 }
 
 impl Steady {
-    /// At most so many bytes per second; `None` for 0.
+    /// A pace of at most `bytes_per_s`; `None` if that is 0: the blob need not give way.
     pub fn at(bytes_per_s: u64) -> Option<Arc<dyn MovePace>> {
         (bytes_per_s > 0)
             .then(|| Arc::new(Self { bytes_per_s, rested_ns: AtomicU64::new(0) }) as Arc<dyn MovePace>)
