@@ -334,6 +334,15 @@ keep_logs() {
     echo "logs of the machines: $to"
 }
 
+whole_or_logs() {
+    local worked=0 work
+    # In a shell of its own: `||` would let all but its last command fail.
+    (set -e; whole) &
+    work=$!
+    wait "$work" || worked=1
+    [ "$worked" = 0 ] || keep_logs end
+    return "$worked"
+}
 whole() {
     local node started=$SECONDS starts=()
     on 1 timeout 200 "$FOREBAY" fsck "$WORK/1" </dev/null
@@ -376,7 +385,7 @@ cluster() {
         line=($(draw "$seed" "$number"))
         check "seed $seed, round $number: ${line[1]} of ${line[0]}$([ "${line[2]}" = none ] || echo " + ${line[2]}") for ${line[3]} s" round "$number" "$seed" "${line[@]}" || return 1
     done
-    check "seed $seed: all is whole, and starts again as it was" whole || return 1
+    check "seed $seed: all is whole, and starts again as it was" whole_or_logs || return 1
 }
 cluster_ends() {
     local node

@@ -256,3 +256,43 @@ check "convert: every clone is as it was with 4+2" same convert clones
 check "convert: a file system check finds nothing" node_fsck convert
 check "convert: the node stops" node_stop convert
 exit 0
+
+# spares_suffice NODE: written until nothing more fits, all of a lost drive finds a place on the others.
+spares_suffice() {
+    local dir=$WORK/$1/mnt/files whole
+    [ "$("$FOREBAY" cluster spares "$WORK/$1")" = "nothing stays free for a loss" ]
+    expect_fail "nothing that was lost finds another place" "$FOREBAY" cluster spares "$WORK/$1" 5
+    whole=$(df --output=size -B 1 "$WORK/$1/mnt" | tail -n 1)
+    "$FOREBAY" cluster spares "$WORK/$1" 1 --json | jq -e '.domains == 1 and .level == "drive" and .kept_bytes * 4 > .all_bytes and .used_bytes == 0'
+    wait_until 5 smaller "$1" $((whole * 3 / 4))
+    mkdir "$dir"
+    # Many files, so that chance spreads them evenly.
+    head -c 500000000 /dev/urandom | split -b 200000 -a 4 -d - "$dir/" 2>/dev/null && return 1
+    rm "$(ls -d "$dir"/* | tail -n 1)"
+    du -sh "$dir"
+    durable "$1" files
+    # As much more is refused as long as it is stored.
+    expect_fail "would be left" "$FOREBAY" cluster spares "$WORK/$1" 2
+    fail_drive "$1" 1
+    "$FOREBAY" drive remove "$WORK/$1" 1
+    wait_until 120 rebuilt_without "$1" 1
+    json "$1" | jq -c '[.drives[].space | {live_bytes, free_bytes}]'
+    json "$1" | jq -e '.spare.used_bytes > 0 and (.problems | map(contains("spare space is used")) | any)'
+    same "$1" files
+    # A drive of that size makes it whole. The others are too full for more until it has its share.
+    "$FOREBAY" drive add "$WORK/$1"
+    json "$1" | jq -e '.spare.used_bytes == 0'
+    "$FOREBAY" fs balance "$WORK/$1" main
+    same "$1" files
+    find "$dir" -name '*[05]' -delete
+    wait_until 90 node_has_room "$1" || { json "$1" | jq -c .problems && return 1; }
+    "$FOREBAY" cluster spares "$WORK/$1" 0
+    json "$1" | jq -e 'has("spare") | not'
+}
+smaller() { [ "$(df --output=size -B 1 "$WORK/$1/mnt" | tail -n 1)" -lt "$2" ]; }
+rebuilt_without() { json "$1" | jq -e --argjson id "$2" '.filesystems[0].owed_shards == 0 and .filesystems[0].repair.rebuilding_groups == 0 and (.drives[] | select(.id == $id) | .groups) == 0' >/dev/null; }
+node_has_room() { json "$1" | jq -e '.problems | map(contains("ENOSPC") | not) | all' >/dev/null; }
+
+check "spares: the node starts" node_start spares --drives 4 --drive-size 192M --profile r2 || exit 0
+check "spares: full drives take over what a lost one held" spares_suffice spares
+check "spares: a file system check finds nothing" node_fsck spares

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use wire::BoxFuture;
 use wire::event::Event;
 
+use crate::backups::{BackupControl, BackupsInfo};
 use crate::damage::DamageInfo;
 use crate::filesystem_groups::FilesystemGroupControl;
 use crate::logs::{LogControl, LogInfo};
@@ -62,6 +63,19 @@ pub struct SpaceInfo {
     pub reserved_bytes: u64,
     /// Room for new shards.
     pub free_bytes: u64,
+}
+
+impl std::iter::Sum for SpaceInfo {
+    fn sum<I: Iterator<Item = Self>>(spaces: I) -> Self {
+        spaces.fold(Self::default(), |sum, space| Self {
+            capacity_bytes: sum.capacity_bytes + space.capacity_bytes,
+            live_bytes: sum.live_bytes + space.live_bytes,
+            owed_bytes: sum.owed_bytes + space.owed_bytes,
+            garbage_bytes: sum.garbage_bytes + space.garbage_bytes,
+            reserved_bytes: sum.reserved_bytes + space.reserved_bytes,
+            free_bytes: sum.free_bytes + space.free_bytes,
+        })
+    }
 }
 
 impl SpaceInfo {
@@ -230,6 +244,32 @@ pub struct SetUpkeep {
     pub keep_p99_below_us: Option<u64>,
 }
 
+/// Space of the drives that stays free, so that others can take over what lost failure domains held.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SpareInfo {
+    /// The number of failure domains that may be lost.
+    pub domains: u32,
+    /// Their level: `drive`, `node`, `rack` or `zone`.
+    pub level: String,
+    /// Bytes that stay free, spread over all drives.
+    pub kept_bytes: u64,
+    /// Bytes that do not any more, because drives were lost.
+    pub used_bytes: u64,
+    /// Capacity of the drives in use.
+    pub all_bytes: u64,
+}
+
+/// How much of the drives is to stay free.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SetSpares {
+    /// The capacity of the largest failure domains, this number of them; 0: nothing.
+    pub domains: u32,
+    /// Their level; `None`: that over which shards are spread.
+    #[serde(default)]
+    pub level: Option<String>,
+}
+
 /// A ledger's copy in one directory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MetaCopyInfo {
@@ -390,6 +430,12 @@ pub struct NodeStatus {
     pub metadata_bytes: u64,
     /// Limits of background work.
     pub upkeep: UpkeepInfo,
+    /// Space that stays free for a loss; `None`: there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spare: Option<SpareInfo>,
+    /// Backups of the metadata; `None`: nobody has asked for any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backups: Option<BackupsInfo>,
     /// Memory of the process.
     pub memory: MemoryInfo,
     /// URL of the S3 endpoint.
@@ -615,7 +661,14 @@ pub struct FsckInfo {
 
 /// The management interface of a node.
 pub trait NodeControl:
-    FilesystemGroupControl + LogControl + NodesControl + StoreControl + TierControl + UserControl + 'static
+    BackupControl
+    + FilesystemGroupControl
+    + LogControl
+    + NodesControl
+    + StoreControl
+    + TierControl
+    + UserControl
+    + 'static
 {
     /// State of the whole node.
     fn status(&self) -> BoxFuture<'_, Result<NodeStatus, AdminError>>;
@@ -637,6 +690,8 @@ pub trait NodeControl:
     fn scrub_drive(&self, id: Option<u32>) -> BoxFuture<'_, Result<Vec<DriveInfo>, AdminError>>;
     /// Changes the limits of background work.
     fn set_upkeep(&self, request: SetUpkeep) -> BoxFuture<'_, Result<UpkeepInfo, AdminError>>;
+    /// Changes how much of the drives stays free for a loss. The drives that were lost before do not count any more.
+    fn set_spares(&self, request: SetSpares) -> BoxFuture<'_, Result<Option<SpareInfo>, AdminError>>;
     /// Changes the profile. New data gets it at once, stored data is converted in the background.
     fn set_profile(
         &self,

@@ -1,5 +1,6 @@
 //! Client of the REST interface of a node on this machine.
 
+mod backups;
 mod filesystem_groups;
 mod logs;
 mod nodes;
@@ -21,8 +22,8 @@ use wire::event::Event;
 
 use crate::api::{
     AddDrive, AdminError, CreateFilesystem, DriveInfo, FailDrive, FilesystemInfo, FsckInfo, MetaDir,
-    MountRequest, NodeStatus, RemoveDrive, ReplaceDrive, SetBalance, SetLimits, SetProfile, SetUpkeep,
-    UpkeepInfo, WhyInfo,
+    MountRequest, NodeStatus, RemoveDrive, ReplaceDrive, SetBalance, SetLimits, SetProfile, SetSpares,
+    SetUpkeep, SpareInfo, UpkeepInfo, WhyInfo,
 };
 
 /// Longest wait for an answer.
@@ -177,6 +178,11 @@ impl AdminClient {
     /// Changes the limits of background work.
     pub async fn set_upkeep(&self, request: &SetUpkeep) -> Result<UpkeepInfo, CallError> {
         self.call(Method::POST, "/v1/upkeep", Some(request)).await
+    }
+
+    /// Changes how much of the drives stays free for a loss.
+    pub async fn set_spares(&self, request: &SetSpares) -> Result<Option<SpareInfo>, CallError> {
+        self.call(Method::POST, "/v1/spares", Some(request)).await
     }
 
     /// Changes the profile. New data gets it at once, stored data is converted in the background.

@@ -4,6 +4,7 @@
 //! [`AdminClient`] calls it. Every answer to `GET` is what `--json` prints.
 
 mod api;
+mod backups;
 mod client;
 mod damage;
 mod filesystem_groups;
@@ -19,8 +20,10 @@ pub use api::{
     AddDrive, AdminError, CreateFilesystem, DriveInfo, ExtentInfo, FailDrive, FilesystemInfo, FsckFilesystem,
     FsckFinding, FsckInfo, LedgerInfo, MemoryInfo, MetaCopyInfo, MetaDir, MountRequest, NodeControl,
     NodeStatus, OrphanInfo, PackInfo, RemoveDrive, RepairInfo, ReplaceDrive, ScrubInfo, SetBalance,
-    SetLimits, SetProfile, SetUpkeep, ShardInfo, ShortageInfo, SpaceInfo, UpkeepInfo, WhyInfo,
+    SetLimits, SetProfile, SetSpares, SetUpkeep, ShardInfo, ShortageInfo, SpaceInfo, SpareInfo, UpkeepInfo,
+    WhyInfo,
 };
+pub use backups::{BackupControl, BackupInfo, BackupsInfo, SetBackups};
 pub use client::{AdminClient, CallError, percent_encode};
 pub use damage::{DamageInfo, LostFileInfo};
 pub use filesystem_groups::{

@@ -9,7 +9,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
-use crate::api::{DriveInfo, FilesystemInfo, NodeStatus, SpaceInfo};
+use crate::api::{DriveInfo, FilesystemInfo, NodeStatus, SpaceInfo, SpareInfo};
 use crate::logs::LogInfo;
 use crate::nodes::NodeInfo;
 
@@ -65,6 +65,7 @@ pub fn metrics(status: &NodeStatus, nodes: &[NodeInfo]) -> String {
         for_upkeep(&mut all, &status.filesystems);
         for_tiers(&mut all, &status.filesystems);
         for_logs(&mut all, &status.log);
+        status.spare.iter().for_each(|spare| for_spare(&mut all, spare));
     }
     let mut text = String::new();
     // Writing to a string does not fail.
@@ -96,6 +97,16 @@ fn process(all: &mut Exposition, status: &NodeStatus) {
         "forebay_metadata_bytes",
         "Copies of the metadata on the owner's disks",
         one(status.metadata_bytes as f64),
+    );
+}
+
+fn for_spare(all: &mut Exposition, spare: &SpareInfo) {
+    let kinds = [("kept", spare.kept_bytes), ("used", spare.used_bytes)];
+    let kinds = kinds.map(|(kind, bytes)| (vec![("kind", kind.to_owned())], bytes as f64));
+    all.gauge(
+        "forebay_spare_bytes",
+        "Space of the drives that stays free for a loss, and what losses have used of it",
+        kinds,
     );
 }
 

@@ -1,5 +1,6 @@
 //! The REST server.
 
+mod backups;
 mod filesystem_groups;
 mod logs;
 mod metrics;
@@ -32,7 +33,7 @@ use wire::BoxFuture;
 
 use crate::api::{
     AddDrive, AdminError, CreateFilesystem, FailDrive, MetaDir, MountRequest, NodeControl, RemoveDrive,
-    ReplaceDrive, SetBalance, SetLimits, SetProfile, SetUpkeep,
+    ReplaceDrive, SetBalance, SetLimits, SetProfile, SetSpares, SetUpkeep,
 };
 
 pub use metrics::serve_metrics;
@@ -188,6 +189,7 @@ fn router(node: Node, runtime: Handle) -> Router {
         .merge(drive_router())
         .merge(filesystem_router())
         .merge(filesystem_groups::router())
+        .merge(backups::router())
         .merge(logs::router())
         .merge(nodes::router())
         .merge(stores::router())
@@ -197,6 +199,12 @@ fn router(node: Node, runtime: Handle) -> Router {
             "/v1/upkeep",
             post(async |State(node): State<Node>, Json(request): Json<SetUpkeep>| {
                 answer(node.set_upkeep(request).await)
+            }),
+        )
+        .route(
+            "/v1/spares",
+            post(async |State(node): State<Node>, Json(request): Json<SetSpares>| {
+                answer(node.set_spares(request).await)
             }),
         )
         .route(

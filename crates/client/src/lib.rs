@@ -437,7 +437,7 @@ impl Client {
             return Err(FsError::Io);
         };
         let topology = self.inner.extents.topology();
-        let Limits { provisioned_bytes, ssd_bytes } = topology.limits;
+        let Limits { provisioned_bytes, ssd_bytes, .. } = topology.limits;
         let room = self.free_bytes();
         let holds = || {
             let capacity = topology.capacity_bytes(self.inner.profile).min(ssd_bytes.unwrap_or(u64::MAX));

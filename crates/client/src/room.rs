@@ -48,7 +48,7 @@ impl Room {
 
     /// Subtracts bytes that were stored since the last refresh.
     pub(crate) fn stored(&self, bytes: u64) {
-        for limit in [&self.quota, &self.provisioned] {
+        for limit in [&self.drives, &self.quota, &self.provisioned] {
             let less = |left: u64| (left < u64::MAX).then(|| left.saturating_sub(bytes));
             let _unlimited = limit.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
         }

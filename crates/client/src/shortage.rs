@@ -12,6 +12,8 @@ const LITTLE: u64 = 1000;
 pub enum Scarce {
     /// Its drives are full.
     Drives,
+    /// What is left of its drives stays free, for what may be lost.
+    Spare,
     /// The filesystem has used its quota of the drives.
     SsdQuota,
     /// The filesystem has reached its provisioned size.
@@ -81,7 +83,7 @@ impl Client {
             limit.map(|limit| Supply { of, left_bytes: limit.saturating_sub(used), all_bytes: limit })
         };
         let drives = topology.can_write().then(|| Supply {
-            of: Scarce::Drives,
+            of: if topology.limits.spare_millionths > 0 { Scarce::Spare } else { Scarce::Drives },
             left_bytes: topology.reclaimable_bytes(),
             all_bytes: topology.capacity_bytes(self.inner.profile),
         });

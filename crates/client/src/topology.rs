@@ -25,13 +25,23 @@ pub struct Topology {
     pub limits: Limits,
 }
 
-/// Limits of a filesystem, in bytes of content; `None`: the capacity of the drives.
+/// Limits of a filesystem: in bytes of content, where `None` is the capacity of the drives, and what of that stays free.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Limits {
     /// In all, on every tier.
     pub provisioned_bytes: Option<u64>,
     /// On drives.
     pub ssd_bytes: Option<u64>,
+    /// The part of each drive, in millionths, that stays free so that others can take over what is lost.
+    pub spare_millionths: u32,
+}
+
+impl Limits {
+    /// What stays free of a drive.
+    fn spare_bytes(&self, stat: &DriveStat) -> u64 {
+        let bytes = u128::from(stat.capacity_bytes.saturating_sub(stat.reserved_bytes));
+        (bytes * u128::from(self.spare_millionths)).div_ceil(1_000_000) as u64
+    }
 }
 
 impl Default for Topology {
@@ -125,12 +135,18 @@ impl Topology {
         usable.any(|service| matches!(service.stat(), DriveStat { full, host_full, .. } if full || host_full))
     }
 
+    /// Room of each drive that may be written to, without what stays free.
+    fn rooms(&self, room: impl Fn(&DriveStat) -> u64) -> Vec<u64> {
+        let usable = self.map.drives.iter().filter_map(|drive| self.usable(drive.id));
+        let stats = usable.map(|service| service.stat());
+        stats.map(|stat| room(&stat).saturating_sub(self.limits.spare_bytes(&stat))).collect()
+    }
+
     /// Bytes of file data that still fit, spread over all drives. No limit with too few drives for writes, because they
     /// fail for another reason.
     pub(crate) fn room_bytes(&self) -> u64 {
         let profile = self.profile;
-        let usable = self.map.drives.iter().filter_map(|drive| self.usable(drive.id));
-        let rooms: Vec<u64> = usable.map(|service| service.stat().room_bytes()).collect();
+        let rooms = self.rooms(DriveStat::room_bytes);
         if rooms.len() < usize::from(profile.w()) {
             return u64::MAX;
         }
@@ -142,8 +158,7 @@ impl Topology {
     /// As [`Topology::room_bytes`], once everything deleted has been reclaimed: the value for `df`.
     pub(crate) fn reclaimable_bytes(&self) -> u64 {
         let profile = self.profile;
-        let usable = self.map.drives.iter().filter_map(|drive| self.usable(drive.id));
-        let rooms: Vec<u64> = usable.map(|service| service.stat().reclaimable_bytes()).collect();
+        let rooms = self.rooms(DriveStat::reclaimable_bytes);
         let width = rooms.len().min(usize::from(profile.n()));
         if rooms.len() < usize::from(profile.w()) { 0 } else { spread(rooms, width, profile.k()) }
     }
@@ -160,9 +175,11 @@ impl Topology {
         join_all(usable.map(|service| service.make_room())).await;
     }
 
-    /// Bytes of file data that the drives hold when they are empty and all up.
+    /// Bytes of file data that the drives hold when they are empty and all up, without what stays free.
     pub(crate) fn capacity_bytes(&self, profile: Profile) -> u64 {
-        let capacity = |stat: DriveStat| stat.capacity_bytes - stat.reserved_bytes;
+        let capacity = |stat: DriveStat| {
+            (stat.capacity_bytes - stat.reserved_bytes).saturating_sub(self.limits.spare_bytes(&stat))
+        };
         let staying =
             |id: &DriveId| !matches!(self.map.drive(*id), Some(drive) if drive.state == DriveState::Leaving);
         let staying = self.drives.iter().filter(|(id, _)| staying(id) && !self.is_out(**id));

@@ -305,6 +305,7 @@ impl Plan {
         }
         self.drives.insert(drive.id);
         self.next.drives.insert(drive.id, drive);
+        self.note_capacity(0);
     }
 
     /// Adds or changes a placement group.

@@ -3,6 +3,7 @@
 
 mod absence;
 mod authority;
+mod backups;
 mod change;
 mod clients;
 mod cluster;
@@ -15,6 +16,7 @@ mod ledger;
 mod members;
 mod protection;
 mod records;
+mod spares;
 mod stores;
 mod upgrade;
 mod users;
@@ -22,6 +24,7 @@ mod write_sets;
 
 pub use absence::WideAbsence;
 pub use authority::{Authority, AuthorityError, Issued, NewKey, key_of_request};
+pub use backups::{BackupPlace, BackupRecord, BackupsRecord};
 pub use change::ControlChange;
 pub use clients::{ClientRecord, ClientRights};
 pub use cluster::{Cluster, Plan};
@@ -36,6 +39,7 @@ pub use records::{
     ClusterRecord, DriveRecord, FilesystemRecord, GroupSet, MAINTENANCE_S_MAX, NodeRecord, ScrubRecord,
     UpkeepRecord,
 };
+pub use spares::{NoUse, Spare, SpareRecord};
 pub use stores::{StoreRecord, StoresRecord, TierRecord};
 pub use upgrade::Upgrade;
 pub use users::{AccessKeyRecord, RoleRecord, UserRecord, UsersRecord};

@@ -83,7 +83,9 @@ impl Plan {
     /// Changes the allowed uses of a drive.
     pub fn set_drive_state(&mut self, id: DriveId, state: DriveState) {
         if let Some(drive) = self.next().drives.get(&id).filter(|drive| drive.state != state) {
+            let taken_bytes = if state == DriveState::Leaving { drive.capacity_bytes } else { 0 };
             self.set_drive(DriveRecord { state, ..drive.clone() });
+            self.note_capacity(taken_bytes);
         }
     }
 
@@ -276,7 +278,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::{Control, ScrubRecord};
 
-    fn drive(id: u32, node: u32) -> DriveRecord {
+    pub(crate) fn drive(id: u32, node: u32) -> DriveRecord {
         DriveRecord {
             id: DriveId(id),
             uuid: DriveUuid([id as u8; 16]),

@@ -8,7 +8,7 @@ use layout::{DriveState, FailureDomain, Profile};
 use serde::{Deserialize, Serialize};
 use wire::drive::{DriveMark, ShardKey};
 
-use crate::TierRecord;
+use crate::{SpareRecord, TierRecord};
 
 /// The cluster's record.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,6 +41,9 @@ pub struct ClusterRecord {
     /// How often the logs were lost, and begun anew behind what one node had of them.
     #[serde(default)]
     pub recoveries: u32,
+    /// The failure domains whose space stays free.
+    #[serde(default)]
+    pub spare: SpareRecord,
     /// Limits of background work.
     #[serde(default)]
     pub upkeep: UpkeepRecord,
@@ -67,6 +70,7 @@ impl ClusterRecord {
             next_client: 0,
             authorities: String::new(),
             log: String::new(),
+            spare: SpareRecord::default(),
             recoveries: 0,
             upkeep: UpkeepRecord::default(),
             format_level: FORMAT_LEVEL,

@@ -130,6 +130,9 @@ pub struct FilesystemView {
     /// Whether there is an object store. A client without its keys asks for blobs instead.
     #[serde(default)]
     pub has_store: bool,
+    /// The part of each drive, in millionths, that stays free so that others can take over what is lost.
+    #[serde(default)]
+    pub spare_millionths: u32,
 }
 
 /// Tells clients of filesystems.

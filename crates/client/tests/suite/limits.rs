@@ -1,5 +1,6 @@
 //! Limits on the size of a filesystem.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::common::{World, create, pattern, read_all, run};
@@ -63,13 +64,13 @@ fn check_limit(limits: Limits, of: Scarce) {
 #[test]
 fn no_more_is_stored_than_is_provisioned() {
     let provisioned_bytes = Some(FILES * FILE_BYTES as u64 + SPARE);
-    check_limit(Limits { provisioned_bytes, ssd_bytes: None }, Scarce::Size);
+    check_limit(Limits { provisioned_bytes, ..Limits::default() }, Scarce::Size);
 }
 
 #[test]
 fn no_more_lies_on_drives_than_the_quota() {
     let ssd_bytes = Some(FILES * FILE_BYTES as u64 + SPARE);
-    check_limit(Limits { provisioned_bytes: None, ssd_bytes }, Scarce::SsdQuota);
+    check_limit(Limits { ssd_bytes, ..Limits::default() }, Scarce::SsdQuota);
 }
 
 #[test]
@@ -77,7 +78,7 @@ fn clients_that_write_at_the_same_time_share_the_provisioned_size() {
     run("4+2", |world| async move {
         let (one, other) = (world.client().await, world.client().await);
         let provisioned_bytes = Some(FILES * FILE_BYTES as u64);
-        limit(&world, Limits { provisioned_bytes, ssd_bytes: None });
+        limit(&world, Limits { provisioned_bytes, ..Limits::default() });
         let fill = |client: Client, tag: &'static str| async move {
             let mut written = 0;
             while write(&client, &format!("{tag}{written}")).await.is_ok() {
@@ -90,5 +91,33 @@ fn clients_that_write_at_the_same_time_share_the_provisioned_size() {
         // Each learns of the other's data with its next heartbeat.
         assert!(one.statfs().await.unwrap().free_bytes == 0);
         assert_eq!(write(&one, "more").await, Err(FsError::NoSpace));
+    });
+}
+
+#[test]
+fn what_is_spared_for_a_loss_stays_free() {
+    run("4+2", |world| async move {
+        let client = world.client().await;
+        // Half of six drives is spared: with 4+2 the other half has room for this many files.
+        const FIT: u64 = 16;
+        world.drives.iter().for_each(|drive| drive.capacity_bytes.store(8 << 20, Ordering::Relaxed));
+        limit(&world, Limits { spare_millionths: 500_000, ..Limits::default() });
+        shortage_becomes(&client, None).await;
+        assert_eq!(client.statfs().await.unwrap().total_bytes, FIT * FILE_BYTES as u64);
+        let mut files = Vec::new();
+        let refused = loop {
+            match write(&client, &files.len().to_string()).await {
+                Ok(ino) => files.push(ino),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!((refused, files.len() as u64), (FsError::NoSpace, FIT));
+        assert_eq!(client.shortage().map(|shortage| shortage.of), Some(Scarce::Spare));
+        for ino in files {
+            assert!(read_all(&client, ino).await.unwrap() == pattern(7, FILE_BYTES));
+        }
+        limit(&world, Limits::default());
+        write(&client, "one more").await.unwrap();
+        shortage_becomes(&client, None).await;
     });
 }

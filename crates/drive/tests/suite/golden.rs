@@ -18,7 +18,7 @@ const CAPACITY: u64 = 17 * MIB;
 const PATH: &str = "drive";
 
 fn fixture() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(format!("tests/golden/drive-v{FORMAT_VERSION}.bin"))
+    PathBuf::from(format!("tests/golden/drive-v{FORMAT_VERSION}.bin"))
 }
 
 /// The image that today's code writes.

@@ -23,11 +23,11 @@ use crate::node::{IoChoice, MetricsChoice, S3Options, TrimChoice};
 
 pub(crate) use blobs::{BlobCommand, RangeName};
 pub(crate) use checks::CheckArgs;
-pub(crate) use clusters::{ClusterCommand, RecoverArgs};
+pub(crate) use clusters::{ClusterCommand, RecoverArgs, SparesArgs};
 pub(crate) use events::EventsArgs;
 pub(crate) use filesystem_groups::{FsGroupCommand, OneFsGroupArgs};
 pub(crate) use logs::LogCommand;
-pub(crate) use meta::{ExportArgs, ImportArgs, MetaCommand};
+pub(crate) use meta::{ExportArgs, ImportArgs, MetaCommand, ScheduleArgs};
 pub(crate) use nodes::{
     AddressArgs, ClientCommand, Domain, JoinArgs, NodeCommand, Role, RoleArgs, S3Command, TokenCommand,
     UpgradeCommand,

@@ -1,18 +1,37 @@
 //! `cluster`: what is of the cluster as a whole.
 
+use admin::{SetSpares, SpareInfo};
 use anyhow::Result;
 use base::NodeId;
 
-use super::args::{ClusterCommand, RecoverArgs};
+use super::args::{ClusterCommand, RecoverArgs, SparesArgs};
 use super::output::{print, table};
 use super::progress::while_shown;
-use super::{env, run_here};
+use super::{ask, env, run_here};
 use crate::member::{OtherNode, RecoverOptions, Recovery, recover as recover_logs};
 use crate::node::NodeDir;
 
 pub(super) fn cluster(command: ClusterCommand) -> Result<()> {
-    let ClusterCommand::Recover(args) = command;
-    recover(args)
+    match command {
+        ClusterCommand::Recover(args) => recover(args),
+        ClusterCommand::Spares(args) => spares(args),
+    }
+}
+
+fn spares(SparesArgs { dir, count, level, json }: SparesArgs) -> Result<()> {
+    let spare: Option<SpareInfo> = ask(&dir, |client| async move {
+        match count {
+            None => Ok(client.status().await?.spare),
+            Some(domains) => {
+                let level = level.map(|level| level.to_string());
+                client.set_spares(&SetSpares { domains, level }).await
+            }
+        }
+    })?;
+    print(json.into(), &spare, |spare| match spare {
+        None => "nothing stays free for a loss".to_owned(),
+        Some(_) => super::status::spare(spare.as_ref()).trim_end().to_owned(),
+    })
 }
 
 fn recover(args: RecoverArgs) -> Result<()> {

@@ -2,11 +2,12 @@
 
 use std::path::Path;
 
-use admin::{MetaCopyInfo, MetaDir, NodeStatus};
+use admin::{BackupInfo, BackupsInfo, MetaCopyInfo, MetaDir, NodeStatus, SetBackups};
 use anyhow::Result;
+use base::units::format_duration;
 use serde::Serialize;
 
-use super::args::{ExportArgs, ImportArgs, MetaCommand};
+use super::args::{ExportArgs, ImportArgs, MetaCommand, ScheduleArgs};
 use super::output::{Format, bytes, print, table};
 use super::progress::Meter;
 use super::{absolute, ask, env, picture, run_here};
@@ -21,7 +22,42 @@ pub(super) fn meta(command: MetaCommand) -> Result<()> {
         MetaCommand::RemoveDir { dir, path, json } => remove(&dir, &path, json.into()),
         MetaCommand::Export(args) => export(&args),
         MetaCommand::Import(args) => import(&args),
+        MetaCommand::Schedule(args) => schedule(args),
     }
+}
+
+fn schedule(args: ScheduleArgs) -> Result<()> {
+    let ScheduleArgs { dir, to, every, keep, now, off, json } = args;
+    let to = match to {
+        Some(to) if !to.starts_with("store:") => Some(absolute(Path::new(&to))?),
+        to => to,
+    };
+    let request = SetBackups { to, every_s: every, keep, off, now };
+    let backups = ask(&dir, |client| async move {
+        match request == SetBackups::default() {
+            true => client.backups().await,
+            false => client.set_backups(&request).await,
+        }
+    })?;
+    print(json.into(), &backups, |backups| {
+        backups.as_ref().map_or("the cluster makes no backups".to_owned(), schedule_text)
+    })
+}
+
+fn schedule_text(backups: &BackupsInfo) -> String {
+    let BackupsInfo { to, every_s, keep, off, due, made, problem } = backups;
+    let state = match (off, due) {
+        (true, _) => ", off now",
+        (_, true) => ", one is under way",
+        _ => "",
+    };
+    let mut text = format!("to {to} every {}, the last {keep} are kept{state}\n", format_duration(*every_s));
+    text.extend(problem.iter().map(|problem| format!("  ! {problem}\n")));
+    let mut table = table(&["BACKUP", "SIZE", "AGE"]);
+    for BackupInfo { name, age_s, size_bytes, .. } in made {
+        table.add_row([name.clone(), bytes(*size_bytes), format_duration(*age_s)]);
+    }
+    format!("{text}\n{table}")
 }
 
 /// A ledger and its copies.

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use admin::{DriveInfo, FilesystemInfo, LogInfo, NodeStatus, SetUpkeep, UpkeepInfo};
+use admin::{DriveInfo, FilesystemInfo, LogInfo, NodeStatus, SetUpkeep, SpareInfo, UpkeepInfo};
 use anyhow::Result;
 
 use super::ask;
@@ -65,6 +65,20 @@ fn pace(info: &UpkeepInfo) -> String {
         }
         None => String::new(),
     }
+}
+
+/// One line if space stays free for a loss.
+pub(super) fn spare(spare: Option<&SpareInfo>) -> String {
+    let Some(SpareInfo { domains, level, kept_bytes, used_bytes, all_bytes }) = spare else {
+        return String::new();
+    };
+    let plural = if *domains == 1 { "" } else { "s" };
+    let used = if *used_bytes == 0 { String::new() } else { format!(", {} are used", bytes(*used_bytes)) };
+    format!(
+        "spare   {} of {} stay free for the loss of {domains} {level}{plural}{used}\n",
+        bytes(*kept_bytes),
+        bytes(*all_bytes)
+    )
 }
 
 /// Work of repair and rebuild, one line for each filesystem that has some.
@@ -196,7 +210,7 @@ fn text(status: &NodeStatus) -> String {
     format!(
         "{state}  cluster={cluster} version={version} pid={pid} up={up}s\n{problems}{io}{logs}{s3}\n\
          space  raw {raw} = live {live} + owed {owed} + garbage {garbage} + reserved {reserved} + free {free}; \
-         metadata {metadata}\n{memory}{repairs}{pace}{damage}{packing}{tiers}{debt}\n{fs}\n\n{drives}",
+         metadata {metadata}\n{spare}{memory}{repairs}{pace}{damage}{packing}{tiers}{debt}\n{fs}\n\n{drives}",
         state = status.state,
         logs = logs(&status.log),
         cluster = status.cluster,
@@ -210,6 +224,7 @@ fn text(status: &NodeStatus) -> String {
         garbage = bytes(space.garbage_bytes),
         reserved = bytes(space.reserved_bytes),
         free = bytes(space.free_bytes),
+        spare = spare(status.spare.as_ref()),
         repairs = repairs(status),
         pace = pace(&status.upkeep),
         damage = damage(status),

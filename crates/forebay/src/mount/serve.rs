@@ -183,7 +183,7 @@ impl Mounted<'_> {
             Ask::Unmount => self.unmount(UnmountMode::IfIdle).await?,
             Ask::Detach => self.unmount(UnmountMode::Detach).await?,
         }
-        self.client.sync().await.context("writing out")
+        self.client.sync().await.context("writing out (the log of the mount names what is lost)")
     }
 
     async fn unmount(&mut self, mode: UnmountMode) -> Result<()> {

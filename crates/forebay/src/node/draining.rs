@@ -105,11 +105,14 @@ impl Node {
             .collect();
         let free = others.iter().filter_map(|entry| Some(entry.stat_if_readable()?.free_bytes));
         let free_bytes: u64 = free.sum();
+        let mut after = Plan::new(state.cluster.clone());
+        after.drain(node, &state.seen());
+        let free_bytes = free_bytes.saturating_sub(after.next().spared().map_or(0, |spare| spare.kept_bytes));
         // Each node restores what its own drives get.
         let nodes = others.iter().map(|entry| entry.record.node).collect::<BTreeSet<_>>().len() as u64;
         if move_bytes > free_bytes / 100 * ROOM_PERCENT {
             return Err(AdminError::conflict(format!(
-                "node {node} has {} to move, and the drives of others have {} free: add drives first (forebay drive add)",
+                "node {node} has {} to move, and the drives of others have {} for it: add drives first (forebay drive add)",
                 base::units::format_size(move_bytes),
                 base::units::format_size(free_bytes)
             )));

@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use base::env::Env;
 use base::{ClusterId, DriveId, LedgerId, NodeId, PgId};
 use bytes::Bytes;
-use client::{Client, ClientOptions, FsStat, OwedEntry, Peers, Reach, Topology, only_owner};
+use client::{Client, ClientOptions, FsStat, Limits, OwedEntry, Peers, Reach, Topology, only_owner};
 use control::{Cluster, FilesystemRecord, WriteSet};
 use layout::{ClusterMap, FailureDomain, shard_len};
 use meta::history::Older;
@@ -170,7 +170,7 @@ fn topology(
     drives: &BTreeMap<DriveId, DriveEntry>,
     place: OwnerPlace,
     record: &FilesystemRecord,
-    write_set: &WriteSet,
+    (write_set, spare_millionths): (&WriteSet, u32),
 ) -> Arc<Topology> {
     let services = drives.iter().filter_map(|(id, entry)| Some((*id, entry.service_or_away(place.own())?)));
     let narrow = record.all_sets().filter(|(profile, _)| profile.k() < record.profile.k());
@@ -180,7 +180,7 @@ fn topology(
         groups: write_set.groups.clone(),
         profile: write_set.profile,
         narrow: narrow.flat_map(|(_, groups)| groups.to_vec()).collect(),
-        limits: limits_of(record),
+        limits: Limits { spare_millionths, ..limits_of(record) },
     })
 }
 
@@ -197,7 +197,9 @@ fn fill(view: &mut FilesystemView, record: &FilesystemRecord, topology: &Topolog
     view.groups.clone_from(groups);
     view.write_profile = *profile;
     view.narrow.clone_from(narrow);
-    (view.provisioned_bytes, view.ssd_bytes) = (limits.provisioned_bytes, limits.ssd_bytes);
+    let Limits { provisioned_bytes, ssd_bytes, spare_millionths } = *limits;
+    (view.provisioned_bytes, view.ssd_bytes, view.spare_millionths) =
+        (provisioned_bytes, ssd_bytes, spare_millionths);
 }
 
 /// A view with a number that clients of an earlier process do not have.
@@ -224,6 +226,7 @@ fn first_view(
         nodes: Vec::new(),
         away: Vec::new(),
         has_store: false,
+        spare_millionths: 0,
     };
     fill(&mut view, record, topology);
     view
@@ -276,7 +279,8 @@ impl FilesystemEntry {
         let (files, owner) = open_owner(parts, record.ledger, (has_others, vacant)).await?;
         // A drive that is missing now may come back soon: narrower groups are planned later, if at all.
         let write_set = WriteSet { profile: record.profile, groups: record.groups.clone() };
-        let (sender, receiver) = watch::channel(topology(map, drives, place, &record, &write_set));
+        // What stays free is published before clients come.
+        let (sender, receiver) = watch::channel(topology(map, drives, place, &record, (&write_set, 0)));
         let view = first_view(parts, &record, &sender.borrow());
         let tier = TierEntry::new(env, (cluster, place.here), record.id, memory);
         let peers = Peers::default();
@@ -361,9 +365,10 @@ impl FilesystemEntry {
         &mut self,
         map: &ClusterMap,
         drives: &BTreeMap<DriveId, DriveEntry>,
-        nodes: &[NodeAddresses],
+        (nodes, spare_millionths): (&[NodeAddresses], u32),
     ) {
-        let topology = topology(map, drives, self.place, &self.record, &self.write_set);
+        let written = (&self.write_set, spare_millionths);
+        let topology = topology(map, drives, self.place, &self.record, written);
         self.change_view(|view| {
             fill(view, &self.record, &topology);
             view.nodes = nodes.to_vec();

@@ -14,7 +14,8 @@ use super::tiers::entry_of;
 const BYTES_MIN: u64 = 64 << 20;
 
 pub(super) fn limits_of(record: &FilesystemRecord) -> Limits {
-    Limits { provisioned_bytes: record.provisioned_bytes, ssd_bytes: record.ssd_bytes }
+    let FilesystemRecord { provisioned_bytes, ssd_bytes, .. } = *record;
+    Limits { provisioned_bytes, ssd_bytes, ..Limits::default() }
 }
 
 /// Zero means no limit.
@@ -24,7 +25,7 @@ pub(super) fn limit(bytes: u64) -> Option<u64> {
 
 /// Refuses limits that contradict each other, or that are too small.
 pub(super) fn check_limits(name: &str, limits: Limits) -> Result<(), AdminError> {
-    let Limits { provisioned_bytes, ssd_bytes } = limits;
+    let Limits { provisioned_bytes, ssd_bytes, .. } = limits;
     for (what, bytes) in [("size", provisioned_bytes), ("SSD quota", ssd_bytes)] {
         if let Some(bytes) = bytes.filter(|bytes| *bytes < BYTES_MIN) {
             return Err(AdminError::invalid(format!(
@@ -75,6 +76,7 @@ impl FilesystemEntry {
         let Shortage { of, left_bytes, is_refusing } = self.client.shortage()?;
         let of = match of {
             Scarce::Drives => "drives",
+            Scarce::Spare => "spare",
             Scarce::SsdQuota => "ssd_quota",
             Scarce::Size => "size",
         };
@@ -97,6 +99,16 @@ pub(super) fn shortage_text(shortage: &ShortageInfo) -> String {
         ("ssd_quota", true) => (
             "its SSD quota is used up",
             "see that its object store takes what should leave (forebay tier status), or give it more (forebay fs set --ssd)",
+        ),
+        ("spare", false) => (
+            "what is left of its drives stays free for a loss",
+            "delete some files, add drives (forebay drive add, then forebay fs balance), attach an object store (forebay fs attach), or keep less free (forebay \
+             cluster spares)",
+        ),
+        ("spare", true) => (
+            "what is left of its drives stays free for a loss",
+            "see that its object store takes what should leave (forebay tier status), add drives (forebay drive add, then forebay fs balance), or keep less free \
+             (forebay cluster spares)",
         ),
         (_, false) => (
             "its drives are full",
@@ -127,10 +139,11 @@ impl Node {
         let limits = Limits {
             provisioned_bytes: request.size_bytes.map_or(record.provisioned_bytes, limit),
             ssd_bytes: request.ssd_bytes.map_or(record.ssd_bytes, limit),
+            ..Limits::default()
         };
         check_limits(name, limits)?;
         check_fits(&client, &record, limits).await?;
-        let Limits { provisioned_bytes, ssd_bytes } = limits;
+        let Limits { provisioned_bytes, ssd_bytes, .. } = limits;
         let change = |record| FilesystemRecord { provisioned_bytes, ssd_bytes, ..record };
         self.plan_filesystem(record.id, change).await.map_err(failed)?;
         self.publish(&mut *self.state.lock().await);
@@ -145,7 +158,8 @@ mod tests {
     #[test]
     fn limits_are_refused_that_contradict_each_other() {
         let check = |size: u64, ssd: u64| {
-            let limits = Limits { provisioned_bytes: limit(size), ssd_bytes: limit(ssd) };
+            let limits =
+                Limits { provisioned_bytes: limit(size), ssd_bytes: limit(ssd), ..Limits::default() };
             check_limits("main", limits).map_err(|error| error.to_string())
         };
         assert_eq!(check(0, 0), Ok(()));

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use admin::{
     AddDrive, AdminError, AuditInfo, CreateFilesystem, DriveInfo, FailDrive, FilesystemInfo, FsckInfo,
     MemoryInfo, MetaDir, MountRequest, NodeControl, NodeStatus, RemoveDrive, ReplaceDrive, SetBalance,
-    SetLimits, SetProfile, SetUpkeep, SpaceInfo, UpkeepInfo, WhyInfo,
+    SetLimits, SetProfile, SetSpares, SetUpkeep, SpareInfo, UpkeepInfo, WhyInfo,
 };
 use anyhow::{Context, Result};
 use base::DriveId;
@@ -70,22 +70,18 @@ impl Node {
                 drive.space.set_aside(owed.get(&DriveId(drive.id)).copied().unwrap_or(0));
             }
         }
-        let mut space = SpaceInfo::default();
-        for drive in &drives {
-            space.capacity_bytes += drive.space.capacity_bytes;
-            space.live_bytes += drive.space.live_bytes;
-            space.owed_bytes += drive.space.owed_bytes;
-            space.garbage_bytes += drive.space.garbage_bytes;
-            space.reserved_bytes += drive.space.reserved_bytes;
-            space.free_bytes += drive.space.free_bytes;
-        }
+        let space = drives.iter().map(|drive| drive.space).sum();
         let control = self.control_files.info(&self.env);
         let ledgers = filesystems.iter().map(|filesystem| &filesystem.ledger);
         let copies = ledgers.flat_map(|ledger| &ledger.copies).chain(&control);
         let metadata_bytes = copies.map(|copy| copy.size_bytes).sum();
         let log = self.log_info(&state, members);
         let mut problems = problems(&drives, &filesystems, &control, &self.next_steps(&state));
+        let (spare, spare_problems) = state.spare();
+        problems.extend(spare_problems);
         drop(state);
+        let backups = self.backups_info()?;
+        problems.extend(backups.iter().filter_map(Self::backup_text));
         let audit = self.audit_info();
         let access = access_problems(&audit, self.unreadable_keys()?);
         problems.extend(self.engine_problems(&log).chain(access));
@@ -110,6 +106,8 @@ impl Node {
             space,
             metadata_bytes,
             upkeep,
+            spare,
+            backups,
             memory: MemoryInfo { budget_bytes: self.memory.budget_bytes, resident_bytes: resident_bytes() },
             s3: self.s3_url(),
             log,
@@ -365,6 +363,10 @@ impl NodeControl for Node {
         })
     }
 
+    fn set_spares(&self, request: SetSpares) -> BoxFuture<'_, Result<Option<SpareInfo>, AdminError>> {
+        Box::pin(self.set_spares_now(request))
+    }
+
     fn set_profile(
         &self,
         name: String,
@@ -407,7 +409,8 @@ impl NodeControl for Node {
         Box::pin(async {
             self.check_name(&request.name).await?;
             let (size, ssd) = (request.size_bytes.and_then(limit), request.ssd_bytes.and_then(limit));
-            check_limits(&request.name, Limits { provisioned_bytes: size, ssd_bytes: ssd })?;
+            let limits = Limits { provisioned_bytes: size, ssd_bytes: ssd, ..Limits::default() };
+            check_limits(&request.name, limits)?;
             self.create_filesystem_now(request).await.map_err(failed)
         })
     }

@@ -56,7 +56,9 @@ impl Node {
         self.others.network.set_nodes(&nodes, &self.runtime);
         self.others.network.set_guests(state.cluster.client_rights(), &self.runtime);
         for entry in state.filesystems.values_mut() {
-            entry.update(&state.map, &state.drives, &nodes);
+            let spare = state.cluster.spare(&entry.record).ok().flatten();
+            let spare = spare.map_or(0, |spare| spare.millionths());
+            entry.update(&state.map, &state.drives, (&nodes, spare));
         }
         let mut services = self.clients.update(state, self.control.clone());
         services.proofs = proof_key(&self.env, &self.dir);

@@ -1,5 +1,6 @@
 //! A node: starts and stops drives, ledgers, filesystems and the management socket in order.
 
+mod backups;
 mod clients;
 mod damage;
 mod draining;
@@ -34,6 +35,7 @@ mod problems;
 mod scrub;
 mod seat;
 mod settings;
+mod spares;
 mod start;
 mod stop_check;
 mod store_sights;
@@ -157,6 +159,10 @@ pub(crate) struct Node {
     move_lock: Mutex<()>,
     /// What is wrong with the members of an engine of our own.
     engine_problem: std::sync::Mutex<Option<String>>,
+    /// The plan of backups was changed.
+    backup_asked: Arc<tokio::sync::Notify>,
+    /// Why the last attempt to back the metadata up failed.
+    backup_problem: std::sync::Mutex<Option<String>>,
     /// The thread of the management socket. It ends with its last connection; the process does not wait for it.
     serving: std::sync::Mutex<Option<std::thread::JoinHandle<()>>>,
     /// The last answer to `status`, with its time: the fallback when no new one comes.
@@ -244,6 +250,8 @@ impl Node {
             leaves: watch::Sender::new(false),
             move_lock: Mutex::default(),
             engine_problem: std::sync::Mutex::default(),
+            backup_asked: Arc::default(),
+            backup_problem: std::sync::Mutex::default(),
             serving: std::sync::Mutex::default(),
             last_status: std::sync::Mutex::default(),
             s3: std::sync::Mutex::default(),

@@ -18,7 +18,7 @@ use super::Node;
 use super::drives::DriveEntry;
 use super::filesystems::{FilesystemEntry, haste};
 use super::history::Reported;
-use super::store_sights;
+use super::{backups, store_sights};
 
 const TICK: Duration = Duration::from_secs(1);
 /// How long drives may be away before new extents get narrower, if enough drives are left for that.
@@ -126,12 +126,14 @@ async fn run(node: Weak<Node>, mut stopped: watch::Receiver<bool>) {
 }
 
 impl Node {
-    /// Starts what looks after drives, and what asks other nodes about object stores.
+    /// Starts what looks after drives, what asks other nodes about object stores, and what makes backups.
     pub(super) fn start_monitor(self: &Arc<Self>) {
         let drives = run(Arc::downgrade(self), self.stop_serving.subscribe());
         let stores = store_sights::run(Arc::downgrade(self), self.stop_serving.subscribe());
+        let backups =
+            backups::run(Arc::downgrade(self), self.stop_serving.subscribe(), self.backup_asked.clone());
         let monitor = self.runtime.spawn(async move {
-            tokio::join!(drives, stores);
+            tokio::join!(drives, stores, backups);
         });
         *self.monitor.lock().expect("no holder of this lock panics") = Some(monitor);
     }

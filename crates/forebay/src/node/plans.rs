@@ -85,8 +85,9 @@ impl Node {
         }
         let cluster = Cluster::of(&self.control.view()?)?;
         let before = &state.cluster;
-        let is_news =
-            cluster.record.map_epoch != before.record.map_epoch || cluster.filesystems != before.filesystems;
+        let is_news = cluster.record.map_epoch != before.record.map_epoch
+            || cluster.filesystems != before.filesystems
+            || cluster.record.spare != before.record.spare;
         if cluster.record.upkeep != before.record.upkeep {
             apply_upkeep(&self.pace, cluster.record.upkeep);
         }

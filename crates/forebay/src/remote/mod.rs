@@ -194,7 +194,11 @@ async fn topology_of(routes: &Routes, view: &FilesystemView) -> Arc<Topology> {
         groups: view.groups.clone(),
         profile: view.write_profile,
         narrow: view.narrow.clone(),
-        limits: Limits { provisioned_bytes: view.provisioned_bytes, ssd_bytes: view.ssd_bytes },
+        limits: Limits {
+            provisioned_bytes: view.provisioned_bytes,
+            ssd_bytes: view.ssd_bytes,
+            spare_millionths: view.spare_millionths,
+        },
     })
 }
 

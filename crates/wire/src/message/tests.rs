@@ -282,6 +282,7 @@ fn view() -> ViewReply {
         nodes: addresses(),
         away: vec![DriveId(4)],
         has_store: true,
+        spare_millionths: 90_000,
     }))
 }
 

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
+use layout::FailureDomain;
 
 use crate::engine::EngineAddress;
 
@@ -25,6 +26,35 @@ pub(crate) enum ClusterCommand {
     /// Begin the logs of the metadata anew, behind what this node has of them, after etcd or PostgreSQL was lost for good.
     #[command(after_help = RECOVER_HELP)]
     Recover(RecoverArgs),
+    /// Show or change how much of the drives stays free, so that others can take over what a lost node or drive held.
+    #[command(after_help = SPARES_HELP)]
+    Spares(SparesArgs),
+}
+
+const SPARES_HELP: &str = "The capacity of the largest nodes, or of another level, stays free, spread over all drives, and a sixteenth of the rest, because shards are
+not spread evenly: writes are refused before they take it. Repair takes it after a loss, and users do not notice. Until as much is added again, less stays free, and `status` says so. To take what is
+left for whole, give the number again.
+
+Refused if what was lost would find no other place: 4+2 over six nodes needs a seventh.
+
+Examples:
+  forebay cluster spares /srv/forebay                    look
+  forebay cluster spares /srv/forebay 1                  one node, if shards are spread over nodes
+  forebay cluster spares /srv/forebay 2 --level drive
+  forebay cluster spares /srv/forebay 0                  nothing stays free";
+
+#[derive(Debug, Args)]
+pub(crate) struct SparesArgs {
+    /// The node's directory.
+    pub(crate) dir: PathBuf,
+    /// How many may be lost; 0: nothing stays free.
+    pub(crate) count: Option<u32>,
+    /// Of what: drive, node, rack or zone. Default: that over which shards are spread.
+    #[arg(long, value_name = "LEVEL", requires = "count")]
+    pub(crate) level: Option<FailureDomain>,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, Args)]

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
+use super::tiers::duration;
+
 const EXPORT_HELP: &str = "The file has all ledgers: names, attributes, where content is on drives and in object stores, users, policies. It has no
 content of files above 8 KiB. All that was durable when the command began is in it.
 
@@ -74,9 +76,49 @@ pub(crate) enum MetaCommand {
     /// Copy all metadata of the cluster to a file, while everything runs: a backup.
     #[command(after_help = EXPORT_HELP)]
     Export(ExportArgs),
+    /// Show or change when the cluster makes backups of its metadata by itself.
+    #[command(after_help = SCHEDULE_HELP)]
+    Schedule(ScheduleArgs),
     /// Make the metadata of a node anew from a file of `meta export`, after all of it was lost.
     #[command(after_help = IMPORT_HELP)]
     Import(ImportArgs),
+}
+
+const SCHEDULE_HELP: &str = "The node that owns the metadata makes a file as `meta export` does, and keeps the last ones. With an object store, the file
+is there in parts of 64 MiB, below metadata/ in the store's prefix: joined in the order of their names they are the file that `meta import`
+takes. A directory is one of the machine that owns the metadata: every machine that may own it needs it.
+
+`status` says so if the last attempt failed. Names and small files are readable in a backup: only administrators should read the bucket.
+
+Examples:
+  forebay meta schedule /srv/forebay --to store:cold --every 6h --keep 28
+  forebay meta schedule /srv/forebay                                          show
+  forebay meta schedule /srv/forebay --now
+  forebay meta schedule /srv/forebay --off";
+
+/// What `schedule` takes.
+#[derive(Debug, Args)]
+pub(crate) struct ScheduleArgs {
+    /// The node's directory.
+    pub(crate) dir: PathBuf,
+    /// Where they go: store:NAME, or a directory.
+    #[arg(long, value_name = "PLACE")]
+    pub(crate) to: Option<String>,
+    /// The time from one to the next. Default at first: 6h.
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    pub(crate) every: Option<u64>,
+    /// How many are kept. Default at first: 28.
+    #[arg(long, value_name = "COUNT")]
+    pub(crate) keep: Option<u32>,
+    /// Make one at once.
+    #[arg(long)]
+    pub(crate) now: bool,
+    /// Make no more. Those that there are stay.
+    #[arg(long, conflicts_with_all = ["to", "every", "keep", "now"])]
+    pub(crate) off: bool,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// What `export` takes.
