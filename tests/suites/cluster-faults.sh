@@ -348,6 +348,7 @@ whole() {
     on 1 timeout 200 "$FOREBAY" fsck "$WORK/1" </dev/null
     # Each round has compared all but S3.
     [ -n "$SHORT" ] || everywhere
+    losses_are_told
     for node in "${NODES[@]}"; do on "$node" timeout 120 "$FOREBAY" stop "$WORK/$node" </dev/null; done
     not mounted 2
     echo "checked and stopped after $((SECONDS - started)) s"
@@ -362,6 +363,17 @@ whole() {
     everywhere
     [ "$STORE" != store ] || wait_until 90 store_is_tidy
     [ -n "$SHORT" ] || on 2 timeout 200 "$FOREBAY" fsck "$WORK/2" </dev/null
+}
+# What a mount could not make durable because it was cut off for longer than its term is told once, to the first that asks for everything.
+losses_are_told() {
+    local node
+    for node in "${NODES[@]}"; do
+        on "$node" timeout 60 "$FOREBAY" sync "$WORK/$node/mnt" </dev/null && continue
+        grep -q " open $node all" "$WORK/outages"
+        echo "machine $node was away, and lost changes:"
+        grep -rh "is lost" "$WORK/$node/log" | tail -3
+        on "$node" timeout 60 "$FOREBAY" sync "$WORK/$node/mnt" </dev/null
+    done
 }
 everywhere() {
     AWS_SHARED_CREDENTIALS_FILE=$WORK/1/admin-credentials timeout 200 "$PYTHON" "$ROOT/tests/load/cluster.py" check "$WORK" "$PREFIX" "${NODES[@]}"

@@ -66,6 +66,7 @@ one_takeover() {
     wait "$creates"
     sed 's/.*longest pause //; s/ s$//' "$WORK/creates" >>"$WORK/$what"
     tail -1 "$WORK/$what"
+    [ -z "${FOREBAY_KEEP:-}" ] || { mkdir -p "$FOREBAY_KEEP/$what-$(date +%s)"; for n in "${NODES[@]}"; do cp "$WORK/$n/log/forebay.log" "$FOREBAY_KEEP/$what-$(date +%s)/$n.log"; done; }
     owner_is_not "$other" "$victim"
     [ "$what" = stops ] || etcd_start "$victim"
     wait_until 30 etcd_answers "$victim"

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use rustix::process::Pid;
 
 use crate::arguments::Arguments;
@@ -24,8 +24,8 @@ use meter::Figure;
 use workload::Part;
 
 pub(crate) const USAGE: &str =
-    "bench --dir DIR [--forebay BINARY] [--profiles 1+0,r2,4+2] [--parts data,fsync,names,tree] [--only WORD]
-      [--mount-options LIST] [--quick] [--json]";
+    "bench --dir DIR [--forebay BINARY] [--profiles 1+0,r2,4+2] [--parts data,fsync,names,tree,creates] [--only WORD]
+      [--mount-options LIST] [--given NAME=PATH=PID+PID,...] [--jobs 1,4,16] [--quick] [--json]";
 
 /// Drives of every measured node, so that only the profile differs.
 const DRIVES: u32 = 6;
@@ -39,25 +39,26 @@ pub(crate) struct Scale {
     pub(crate) time: Duration,
     /// Names made by a storm of one or four jobs; with more, each makes as many as one of four.
     pub(crate) names: u64,
+    /// The numbers of jobs of storms of names and of durable writes.
+    pub(crate) jobs: Vec<u64>,
     /// Files of the unpacked tree.
     pub(crate) tree_files: usize,
     drive_size: &'static str,
 }
 
-const FULL: Scale = Scale {
-    file_bytes: 1 << 30,
-    time: Duration::from_secs(5),
-    names: 5000,
-    tree_files: 10_000,
-    drive_size: "2G",
-};
-const QUICK: Scale = Scale {
-    file_bytes: 128 << 20,
-    time: Duration::from_millis(700),
-    names: 500,
-    tree_files: 500,
-    drive_size: "512M",
-};
+const JOBS: &str = "1,4,16";
+
+impl Scale {
+    fn full(jobs: Vec<u64>) -> Self {
+        let (file_bytes, time, drive_size) = (1 << 30, Duration::from_secs(5), "2G");
+        Self { file_bytes, time, names: 5000, jobs, tree_files: 10_000, drive_size }
+    }
+
+    fn quick(jobs: Vec<u64>) -> Self {
+        let (file_bytes, time, drive_size) = (128 << 20, Duration::from_millis(700), "512M");
+        Self { file_bytes, time, names: 500, jobs, tree_files: 500, drive_size }
+    }
+}
 
 /// A measured filesystem.
 enum Kind {
@@ -65,6 +66,8 @@ enum Kind {
     Plain,
     Null(Child),
     Node(Node),
+    /// What somebody else has mounted, and all processes that serve it, at other machines too.
+    Given(Vec<Pid>),
 }
 
 pub(crate) struct Subject {
@@ -107,20 +110,31 @@ impl Subject {
         Ok(Self { name, root: node.mount().to_path_buf(), kind: Kind::Node(node) })
     }
 
+    /// `NAME=PATH=PID+PID`.
+    fn given(text: &str) -> Result<Self> {
+        let parts: Vec<&str> = text.split('=').collect();
+        let [name, root, pids] = parts[..] else { bail!("not NAME=PATH=PID+PID: {text}") };
+        let pid = |pid: &str| Pid::from_raw(pid.parse().ok()?);
+        let pids = pids.split('+').map(|text| pid(text).with_context(|| format!("no process: {text}")));
+        let kind = Kind::Given(pids.collect::<Result<_>>()?);
+        Ok(Self { name: name.to_owned(), root: PathBuf::from(root), kind })
+    }
+
     pub(crate) fn root(&self) -> &Path {
         &self.root
     }
 
-    /// The process that serves it. Its CPU time is counted.
-    fn pid(&self) -> Option<Pid> {
+    /// The processes that serve it. Their CPU time is counted.
+    fn pids(&self) -> Vec<Pid> {
         match &self.kind {
-            Kind::Plain => None,
-            Kind::Null(child) => Pid::from_raw(i32::try_from(child.id()).ok()?),
-            Kind::Node(node) => node.pid().ok(),
+            Kind::Plain => Vec::new(),
+            Kind::Null(child) => i32::try_from(child.id()).ok().and_then(Pid::from_raw).into_iter().collect(),
+            Kind::Node(node) => node.pid().into_iter().collect(),
+            Kind::Given(pids) => pids.clone(),
         }
     }
 
-    /// Drops the caches of the kernel and of the process.
+    /// Drops the caches of the kernel and of the process, if that may be started anew.
     pub(crate) fn make_cold(&self) -> Result<()> {
         if let Kind::Node(node) = &self.kind {
             node.stop()?;
@@ -141,17 +155,45 @@ impl Drop for Subject {
     }
 }
 
+/// Measures a node for each profile.
+fn measure_profiles(
+    directory: &Path,
+    arguments: &Arguments,
+    scale: &Scale,
+    measure: &mut dyn FnMut(Subject) -> Result<()>,
+) -> Result<()> {
+    let profiles = arguments.text("profiles").unwrap_or("1+0,r2,4+2");
+    for profile in profiles.split(',').filter(|name| !name.is_empty()) {
+        let options = NodeOptions {
+            binary: PathBuf::from(arguments.text("forebay").unwrap_or("target/release/forebay")),
+            profile: profile.to_owned(),
+            drives: Drives::Files { count: DRIVES, size: scale.drive_size.to_owned() },
+            memory_mib: None,
+            mount_options: arguments.text("mount-options").unwrap_or_default().to_owned(),
+        };
+        match Subject::node(directory, &options) {
+            Ok(subject) => {
+                measure(subject)?;
+                std::fs::remove_dir_all(directory.join(profile.replace(['+', '/'], "-")))?;
+            }
+            Err(error) => eprintln!("FAIL {profile}: {error:#}"),
+        }
+    }
+    Ok(())
+}
+
 /// Runs the subcommand.
 pub(crate) fn run(arguments: &[&str]) -> Result<()> {
     let arguments = Arguments::parse(
         arguments,
-        &["dir", "forebay", "profiles", "parts", "only", "mount-options"],
+        &["dir", "forebay", "profiles", "parts", "only", "mount-options", "given", "jobs"],
         &["quick", "json"],
     )
     .with_context(|| format!("usage: {USAGE}"))?;
     let directory = PathBuf::from(arguments.text("dir").context("--dir is missing")?);
-    let scale = if arguments.is_set("quick") { QUICK } else { FULL };
-    let binary = PathBuf::from(arguments.text("forebay").unwrap_or("target/release/forebay"));
+    let jobs = arguments.text("jobs").unwrap_or(JOBS).split(',').map(str::parse);
+    let jobs = jobs.collect::<Result<_, _>>().context("--jobs are numbers")?;
+    let scale = if arguments.is_set("quick") { Scale::quick(jobs) } else { Scale::full(jobs) };
     let parts = arguments.text("parts").map_or_else(|| Ok(Part::ALL.to_vec()), Part::list)?;
     let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let load = load.split(' ').next().unwrap_or_default();
@@ -171,28 +213,16 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
         }
         Ok(())
     };
-    measure(Subject::plain(&directory)?)?;
-    measure(Subject::null(&directory, "null", "device")?)?;
-    // Kernels offer it only if it is switched on.
-    if std::fs::write("/sys/module/fuse/parameters/enable_uring", "Y").is_ok() {
-        measure(Subject::null(&directory, "null-uring", "uring")?)?;
-    }
-    for profile in
-        arguments.text("profiles").unwrap_or("1+0,r2,4+2").split(',').filter(|name| !name.is_empty())
-    {
-        let options = NodeOptions {
-            binary: binary.clone(),
-            profile: profile.to_owned(),
-            drives: Drives::Files { count: DRIVES, size: scale.drive_size.to_owned() },
-            memory_mib: None,
-            mount_options: arguments.text("mount-options").unwrap_or_default().to_owned(),
-        };
-        match Subject::node(&directory, &options) {
-            Ok(subject) => {
-                measure(subject)?;
-                std::fs::remove_dir_all(directory.join(profile.replace(['+', '/'], "-")))?;
+    match arguments.text("given") {
+        Some(given) => given.split(',').try_for_each(|text| measure(Subject::given(text)?))?,
+        None => {
+            measure(Subject::plain(&directory)?)?;
+            measure(Subject::null(&directory, "null", "device")?)?;
+            // Kernels offer it only if it is switched on.
+            if std::fs::write("/sys/module/fuse/parameters/enable_uring", "Y").is_ok() {
+                measure(Subject::null(&directory, "null-uring", "uring")?)?;
             }
-            Err(error) => eprintln!("FAIL {profile}: {error:#}"),
+            measure_profiles(&directory, &arguments, &scale, &mut measure)?;
         }
     }
     if arguments.is_set("json") {

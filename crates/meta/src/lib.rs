@@ -7,6 +7,7 @@ pub mod fuzzing;
 pub mod history;
 mod keeper;
 pub mod keys;
+mod lock;
 pub mod log;
 pub mod owner;
 pub mod records;

@@ -1,4 +1,4 @@
-//! Measures pieces of work: time, latencies, CPU of the process behind the mount and of the machine, load of the disk.
+//! Measures pieces of work: time, latencies, CPU of the processes behind the mount and of the machine, load of the disk.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -36,7 +36,7 @@ pub(crate) struct Figure {
     pub(crate) name: String,
     pub(crate) done: Done,
     pub(crate) time: Duration,
-    /// CPU time of the process behind the mount, without that of the kernel for the caller.
+    /// CPU time of the processes behind the mount, without that of the kernel for the caller.
     pub(crate) cpu: Duration,
     /// CPU time of the whole machine: callers, kernel, the process and other processes.
     pub(crate) cpu_total: Duration,
@@ -177,7 +177,7 @@ impl Meter {
     }
 
     fn counters(&self, subject: &Subject) -> Result<Counters> {
-        let process_ticks = subject.pid().map_or(Ok(0), process_ticks)?;
+        let process_ticks = subject.pids().into_iter().map(process_ticks).sum::<Result<u64>>()?;
         let (machine_ticks, idle_ticks) = machine_ticks()?;
         let disk = self.disk_counters()?;
         Ok(Counters { at: Instant::now(), process_ticks, machine_ticks, idle_ticks, disk })

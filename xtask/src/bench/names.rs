@@ -56,6 +56,27 @@ pub(crate) fn storm(subject: &Subject, scale: &Scale, jobs: u64, meter: &mut Met
     each("unlink", &|job, index| Ok(std::fs::remove_file(name(job, "g", index))?))
 }
 
+/// Makes files and nothing else, until they are durable. Each job has a directory of its own.
+pub(crate) fn creates(subject: &Subject, scale: &Scale, jobs: u64, meter: &mut Meter) -> Result<()> {
+    let directory = |job: u64| subject.root().join(format!("creates-{jobs}-{job}"));
+    for job in 0..jobs {
+        std::fs::create_dir(directory(job))?;
+    }
+    let count = (scale.names / jobs).max(1);
+    meter.measure(subject, &named("create + close", jobs), || {
+        let done = crowd(jobs, |job, latencies| {
+            (0..count).try_for_each(|index| -> Result<()> {
+                latencies.time(|| File::create_new(directory(job).join(format!("f{index:06}"))))?;
+                Ok(())
+            })
+        })?;
+        for job in 0..jobs {
+            File::open(directory(job))?.sync_all()?;
+        }
+        Ok(done)
+    })
+}
+
 pub(crate) fn tree(subject: &Subject, archive: &Path, meter: &mut Meter) -> Result<()> {
     let directory = subject.root().join("tree");
     std::fs::create_dir(&directory)?;

@@ -32,6 +32,8 @@ pub(crate) enum Part {
     Names,
     /// A real tree.
     Tree,
+    /// Files that are made, and nothing else.
+    Creates,
 }
 
 impl Part {
@@ -43,17 +45,19 @@ impl Part {
             Self::Fsync => "fsync",
             Self::Names => "names",
             Self::Tree => "tree",
+            Self::Creates => "creates",
         }
     }
 
     /// The parts with these names, separated by commas, in the order in which they are done.
     pub(crate) fn list(names: &str) -> Result<Vec<Self>> {
+        let all = || Self::ALL.into_iter().chain([Self::Creates]);
         for name in names.split(',') {
-            let is_known = Self::ALL.iter().any(|part| part.name() == name);
-            ensure!(is_known, "there is no part `{name}`: parts are data, fsync, names, tree");
+            let is_known = all().any(|part| part.name() == name);
+            ensure!(is_known, "there is no part `{name}`: parts are data, fsync, names, tree, creates");
         }
         let is_named = |part: &Self| names.split(',').any(|name| name == part.name());
-        Ok(Self::ALL.into_iter().filter(is_named).collect())
+        Ok(all().filter(is_named).collect())
     }
 }
 
@@ -69,13 +73,18 @@ pub(crate) fn run(
         match part {
             Part::Data => data(subject, scale, meter)?,
             Part::Fsync => {
-                for jobs in [1, 4, 16] {
+                for &jobs in &scale.jobs {
                     write_and_sync(subject, scale, jobs, meter)?;
                 }
             }
             Part::Names => {
-                for jobs in [1, 4, 16] {
+                for &jobs in &scale.jobs {
                     names::storm(subject, scale, jobs, meter)?;
+                }
+            }
+            Part::Creates => {
+                for &jobs in &scale.jobs {
+                    names::creates(subject, scale, jobs, meter)?;
                 }
             }
             Part::Tree => names::tree(subject, archive, meter)?,

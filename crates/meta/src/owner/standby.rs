@@ -14,6 +14,9 @@ use super::recovery::{Follower, OwnerError};
 use crate::log::{Fence, LedgerLog, LogError, NOBODY, Vacancy};
 use crate::state::{Applied, State, StateError, every_key};
 
+/// For how long a log that did not answer must answer again before its owner counts as silent: an owner that lives tries to give a sign of
+/// life more often.
+const GRACE: Duration = Duration::from_millis(1500);
 /// The pause between two looks at the log.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// A standby applies new entries at every fourth look, because each time is a write to its disk.
@@ -21,36 +24,42 @@ const LOOKS_PER_STEP: u32 = 4;
 /// How long a standby waits for an answer of the owner to its reports, and for a part of a copy.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// A watch over the owner of a ledger on another node. Only time in which the log answers counts, by this node's own clock.
+/// A watch over the owner of a ledger on another node. Two looks that show the same say that there was no sign of life between them, by this
+/// node's own clock, whether the log answered in between or not.
 #[derive(Default)]
 struct Vigil {
     seen: Option<Fence>,
-    silent_ns: u64,
+    /// When the first look that showed this was over.
+    since_ns: u64,
+    /// How much of the time since then the log answered.
+    answered_ns: u64,
     looked_ns: Option<u64>,
 }
 
 impl Vigil {
     /// Looks at the log. Returns its fence, if it answers, and whether the ledger is vacant: the owner has given no sign of
-    /// life for the log's lease, so its own lease has ended before; or there is none, because nobody has taken the ledger yet,
-    /// or the last one gave it back.
+    /// life for the log's lease, so its own lease has ended before, and not only because the log took none; or there is no owner,
+    /// because nobody has taken the ledger yet, or the last one gave it back.
     async fn look(&mut self, log: &dyn LedgerLog, clock: &dyn Clock) -> (Option<Fence>, bool) {
         let lease = log.caps().lease;
         let lease_ns = lease.unwrap_or_default().as_nanos() as u64;
-        let now_ns = clock.boot_ns();
+        let asked_ns = clock.boot_ns();
         let Ok(fence) = log.fence().await else {
             self.looked_ns = None;
             return (None, false);
         };
         if self.seen == Some(fence) {
             // A suspended machine saw nothing in the meantime.
-            let since_ns = self.looked_ns.map_or(0, |looked_ns| now_ns.saturating_sub(looked_ns));
-            self.silent_ns += since_ns.min(2 * LOOK_EVERY.as_nanos() as u64);
+            let looked_ns = self.looked_ns.map_or(0, |looked_ns| asked_ns.saturating_sub(looked_ns));
+            self.answered_ns += looked_ns.min(2 * LOOK_EVERY.as_nanos() as u64);
         } else {
-            (self.seen, self.silent_ns) = (Some(fence), 0);
+            (self.seen, self.since_ns, self.answered_ns) = (Some(fence), clock.boot_ns(), 0);
         }
-        self.looked_ns = Some(now_ns);
+        self.looked_ns = Some(asked_ns);
         let is_nobodys = lease.is_some() && fence.nonce == NOBODY;
-        (Some(fence), is_nobodys || self.silent_ns >= lease_ns)
+        let is_silent = asked_ns.saturating_sub(self.since_ns) >= lease_ns
+            && self.answered_ns >= lease_ns.min(GRACE.as_nanos() as u64);
+        (Some(fence), is_nobodys || is_silent)
     }
 }
 
@@ -91,7 +100,7 @@ impl Standby {
     /// sign of life for the lease of the log, or has given the ledger back. Returns what the log shows: a node that takes the
     /// ledger while it shows that takes it from nobody. Other nodes may see the same vacancy.
     ///
-    /// While the log does not answer, it waits. If the log was trimmed beyond the end of the store, it takes a copy of the
+    /// While the log does not answer, it waits, and for a moment after that, in which an owner that lives shows itself. If the log was trimmed beyond the end of the store, it takes a copy of the
     /// owner's store; without an owner, it waits for one.
     ///
     /// # Errors

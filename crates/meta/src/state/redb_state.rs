@@ -61,7 +61,7 @@ impl RedbState {
             create(env, path, cache_bytes)?;
         }
         let file = env.files.open(path, OpenMode::Existing, Caching::Buffered).map_err(failed_io)?;
-        file.try_lock().map_err(|error| match error.kind() {
+        crate::lock::lock(&*file).map_err(|error| match error.kind() {
             std::io::ErrorKind::WouldBlock => StateError::InUse(format!("path={}", path.display())),
             _ => failed_io(error),
         })?;

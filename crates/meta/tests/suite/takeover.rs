@@ -248,6 +248,52 @@ fn an_owner_that_is_cut_off_answers_nothing_before_another_node_may_take_the_led
     });
 }
 
+/// The engine falls silent together with the owner, because both were on one machine: that time counts. After it, an owner that lives has a
+/// moment to show itself.
+#[test]
+fn a_silence_of_the_log_counts_as_silence_of_its_owner_who_may_break_it_first() {
+    on_paused_time(|| async {
+        let (log, env) = (MemLog::shared(LEASE), env());
+        let (first, second) = (Reached::new(&log), Reached::new(&log));
+        let one = open(&first, &env, EarlierSessions::End).await;
+        let rival = || standby(&second, &Arc::new(MemState::default()), &one, 2);
+        let silence = |cut: bool, pause: Duration| {
+            [&first, &second].iter().for_each(|way| way.cut.store(cut, Ordering::Relaxed));
+            tokio::time::sleep(pause)
+        };
+        let work = async {
+            for _ in 0..5 {
+                silence(true, 2 * LEASE).await;
+                silence(false, LEASE).await;
+            }
+        };
+        let mut patient = rival();
+        tokio::select! {
+            followed = patient.follow(&*env.clock) => panic!("the owner lives: {followed:?}"),
+            () = work => {}
+        }
+        // It dies, and for others the log is away for most of the lease.
+        first.cut.store(true, Ordering::Relaxed);
+        second.cut.store(true, Ordering::Relaxed);
+        let began = Instant::now();
+        let back = async {
+            tokio::time::sleep(LEASE * 2 / 3).await;
+            second.cut.store(false, Ordering::Relaxed);
+            std::future::pending::<()>().await
+        };
+        tokio::select! {
+            followed = patient.follow(&*env.clock) => drop(followed.unwrap()),
+            () = back => {}
+        }
+        // Two seconds of silence and one and a half of looks, not two and three.
+        assert!(
+            began.elapsed() >= LEASE * 9 / 10 && began.elapsed() < LEASE * 4 / 3,
+            "{:?}",
+            began.elapsed()
+        );
+    });
+}
+
 #[test]
 fn a_standby_follows_the_log_and_is_told_when_it_may_take_the_ledger() {
     on_paused_time(|| async {

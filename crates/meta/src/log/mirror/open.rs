@@ -40,7 +40,7 @@ pub(super) fn take_lock(env: &Env, dir: &Path) -> Result<Arc<dyn File>, String> 
     }
     env.files.create_dir_all(dir).map_err(reason)?;
     let lock = env.files.open(&dir.join("lock"), OpenMode::Create, Caching::Buffered).map_err(reason)?;
-    match lock.try_lock() {
+    match crate::lock::lock(&*lock) {
         Ok(()) => Ok(lock),
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(IN_USE.to_owned()),
         Err(error) => Err(reason(error)),
