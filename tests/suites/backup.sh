@@ -76,6 +76,7 @@ exported() {
 
 schedule_at() { on "$1" timeout 60 "$FOREBAY" meta schedule "$WORK/$1" "${@:2}" </dev/null; }
 made_are() { [ "$(schedule_at 1 --json | jq '.made | length')" = "$1" ] && schedule_at 1 --json | jq -e '.due | not' >/dev/null; }
+has_begun() { schedule_at 1 --json | jq -e 'has("begun")' >/dev/null; }
 complains() { status 1 | jq -e --arg of "$1" 'any(.problems[]; contains("is not backed up to") and contains($of))' >/dev/null; }
 
 # The cluster makes backups, and keeps the last ones: in a directory, then in a store, of which one ends in the middle.
@@ -98,7 +99,12 @@ by_itself() {
     wait_until 20 made_are 2
     [ "$(ls "$to")" = "$(schedule_at 2 --json | jq -r '.made[].name')" ]
     cp "$to/$(ls "$to" | tail -1)" "$WORK/by-itself"
-    # What does not work is said.
+    # What does not work is said, also if it would work at another disk.
+    mv "$to" "$to.away"
+    mkdir "$to"
+    schedule_at 1 --now
+    wait_until 20 complains "the same directory"
+    [ -z "$(ls "$to")" ]
     rm -r "$to"
     schedule_at 1 --now
     wait_until 20 complains "$to"
@@ -118,7 +124,7 @@ by_itself() {
     # The store hangs, and the node that owns the metadata dies.
     kill -STOP "$(member_pid 2)"
     schedule_at 1 --now
-    sleep 6
+    wait_until 20 has_begun
     kill -KILL "$(member_pid 1)"
     kill -CONT "$(member_pid 2)"
     umount -l "$WORK/1/mnt"
@@ -126,8 +132,10 @@ by_itself() {
     wait_until 30 mounted 1
     wait_until 90 made_are 2
     [ "$(ls "$objects")" = "$(schedule_at 1 --json | jq -r '.made[].name')" ]
+    # A store that has some does not move away from them.
+    expect_fail "would not be at the other place" on 1 "$FOREBAY" store update "$WORK/1" vault --bucket vault/elsewhere --skip-verification
     schedule_at 1 --off
-    schedule_at 1 | grep "off now"
+    schedule_at 1 --keep 3 | grep "off now"
     on 1 "$FOREBAY" store remove "$WORK/1" vault
 }
 

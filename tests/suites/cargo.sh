@@ -35,10 +35,11 @@ run_binary() {
 export -f run_binary
 export log
 
-status=0
+status=0 documented=0
 built && nl -w 1 -s ' ' "$binaries" | xargs -P "$BESIDE" -L 1 bash -c 'run_binary "$@"' _ || status=$?
 cat "$log".* >>"$log" 2>/dev/null
-if [ "$status" = 0 ]; then timeout 1800 cargo test --profile "$BUILD" --workspace --doc </dev/null >>"$log" 2>&1 || status=$?; fi
+timeout 1800 cargo test --profile "$BUILD" --workspace --doc </dev/null >>"$log" 2>&1 || documented=$?
+[ "$status" != 0 ] || status=$documented
 
 # Lines of the test harness: `test NAME ... ok|FAILED|ignored`, after a line that names the binary.
 awk -v suite="$SUITE" -v results="$RESULTS" '

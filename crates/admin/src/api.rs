@@ -253,7 +253,9 @@ pub struct SpareInfo {
     pub level: String,
     /// Bytes that stay free, spread over all drives.
     pub kept_bytes: u64,
-    /// Bytes that do not any more, because drives were lost.
+    /// Of these, bytes for further losses; the rest is there because shards are not spread evenly.
+    pub left_bytes: u64,
+    /// Bytes that are not any more, because drives were lost.
     pub used_bytes: u64,
     /// Capacity of the drives in use.
     pub all_bytes: u64,

@@ -19,6 +19,9 @@ pub struct BackupsInfo {
     pub off: bool,
     /// One is being made, or should be.
     pub due: bool,
+    /// One that is on its way to its place.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub begun: Option<BackupInfo>,
     /// Those that there are, oldest first.
     pub made: Vec<BackupInfo>,
     /// Why the last attempt failed.

@@ -101,7 +101,7 @@ fn process(all: &mut Exposition, status: &NodeStatus) {
 }
 
 fn for_spare(all: &mut Exposition, spare: &SpareInfo) {
-    let kinds = [("kept", spare.kept_bytes), ("used", spare.used_bytes)];
+    let kinds = [("kept", spare.kept_bytes), ("left", spare.left_bytes), ("used", spare.used_bytes)];
     let kinds = kinds.map(|(kind, bytes)| (vec![("kind", kind.to_owned())], bytes as f64));
     all.gauge(
         "forebay_spare_bytes",

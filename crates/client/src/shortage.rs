@@ -83,7 +83,11 @@ impl Client {
             limit.map(|limit| Supply { of, left_bytes: limit.saturating_sub(used), all_bytes: limit })
         };
         let drives = topology.can_write().then(|| Supply {
-            of: if topology.limits.spare_millionths > 0 { Scarce::Spare } else { Scarce::Drives },
+            // Less to spare does not help drives that are full.
+            of: match topology.limits.spare_millionths > 0 && !topology.is_refusing() {
+                true => Scarce::Spare,
+                false => Scarce::Drives,
+            },
             left_bytes: topology.reclaimable_bytes(),
             all_bytes: topology.capacity_bytes(self.inner.profile),
         });

@@ -30,6 +30,15 @@ pub struct BackupRecord {
     pub parts: u32,
 }
 
+/// A backup that was begun: it may be there, in part or whole.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BegunRecord {
+    /// Where it goes.
+    pub at: BackupPlace,
+    /// It.
+    pub backup: BackupRecord,
+}
+
 /// When backups are made, where they go, and those that there are.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BackupsRecord {
@@ -44,12 +53,15 @@ pub struct BackupsRecord {
     /// None are made now.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub off: bool,
-    /// One is made at once.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub asked: bool,
-    /// One that was begun: a store may have a part of it.
+    /// How often one was asked for at once.
+    #[serde(default)]
+    pub asked: u64,
+    /// How often that was done.
+    #[serde(default)]
+    pub served: u64,
+    /// One that was begun.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub begun: Option<BackupRecord>,
+    pub begun: Option<BegunRecord>,
     /// Those that are whole, oldest first.
     #[serde(default)]
     pub made: Vec<BackupRecord>,
@@ -64,7 +76,7 @@ impl BackupsRecord {
 
     /// Whether one is to be made now.
     pub fn is_due(&self, now_s: i64) -> bool {
-        !self.off && (self.asked || self.age_s(now_s).is_none_or(|age_s| age_s >= self.every_s))
+        !self.off && (self.asked > self.served || self.age_s(now_s).is_none_or(|age_s| age_s >= self.every_s))
     }
 
     /// The oldest one, if there are more than are kept.
@@ -101,18 +113,19 @@ mod tests {
     }
 
     fn record() -> BackupsRecord {
-        let (to, made) = (BackupPlace::Store(3), Vec::new());
-        BackupsRecord { every_s: 60, keep: 2, to, next: 1, off: false, asked: false, begun: None, made }
+        let (to, made, asked, served) = (BackupPlace::Store(3), Vec::new(), 0, 0);
+        BackupsRecord { every_s: 60, keep: 2, to, next: 1, off: false, asked, served, begun: None, made }
     }
 
     #[test]
     fn the_record_is_what_the_format_says() {
         let mut record = record();
-        let text = r#"{"every_s":60,"keep":2,"to":{"store":3},"next":1,"made":[]}"#;
+        let text = r#"{"every_s":60,"keep":2,"to":{"store":3},"next":1,"asked":0,"served":0,"made":[]}"#;
         assert_eq!(serde_json::to_string(&record).unwrap(), text);
         record.to = BackupPlace::Directory("/b".to_owned());
-        (record.asked, record.begun) = (true, Some(backup(1, 9)));
-        let text = r#"{"every_s":60,"keep":2,"to":{"directory":"/b"},"next":1,"asked":true,"begun":{"number":1,"begun_s":9,"bytes":5,"parts":1},"made":[]}"#;
+        record.asked = 1;
+        record.begun = Some(BegunRecord { at: record.to.clone(), backup: backup(1, 9) });
+        let text = r#"{"every_s":60,"keep":2,"to":{"directory":"/b"},"next":1,"asked":1,"served":0,"begun":{"at":{"directory":"/b"},"backup":{"number":1,"begun_s":9,"bytes":5,"parts":1}},"made":[]}"#;
         assert_eq!(serde_json::to_string(&record).unwrap(), text);
         assert_eq!(serde_json::from_str::<BackupsRecord>(text).unwrap(), record);
     }
@@ -125,8 +138,10 @@ mod tests {
         assert!(!record.is_due(1059));
         assert!(record.is_due(1060));
         assert!(record.is_due(900));
-        record.asked = true;
+        record.asked = 1;
         assert!(record.is_due(1001));
+        record.served = 1;
+        assert!(!record.is_due(1001));
         record.off = true;
         assert!(!record.is_due(5000));
     }

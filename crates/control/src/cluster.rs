@@ -305,7 +305,7 @@ impl Plan {
         }
         self.drives.insert(drive.id);
         self.next.drives.insert(drive.id, drive);
-        self.note_capacity(0);
+        self.note_capacity(|whole_bytes| whole_bytes);
     }
 
     /// Adds or changes a placement group.

@@ -24,7 +24,7 @@ mod write_sets;
 
 pub use absence::WideAbsence;
 pub use authority::{Authority, AuthorityError, Issued, NewKey, key_of_request};
-pub use backups::{BackupPlace, BackupRecord, BackupsRecord};
+pub use backups::{BackupPlace, BackupRecord, BackupsRecord, BegunRecord};
 pub use change::ControlChange;
 pub use clients::{ClientRecord, ClientRights};
 pub use cluster::{Cluster, Plan};

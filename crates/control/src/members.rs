@@ -83,9 +83,16 @@ impl Plan {
     /// Changes the allowed uses of a drive.
     pub fn set_drive_state(&mut self, id: DriveId, state: DriveState) {
         if let Some(drive) = self.next().drives.get(&id).filter(|drive| drive.state != state) {
-            let taken_bytes = if state == DriveState::Leaving { drive.capacity_bytes } else { 0 };
-            self.set_drive(DriveRecord { state, ..drive.clone() });
-            self.note_capacity(taken_bytes);
+            let drive = drive.clone();
+            let bytes = drive.capacity_bytes;
+            if (drive.state, state) == (DriveState::Leaving, DriveState::Up) {
+                // It is not emptied after all.
+                self.note_capacity(|whole_bytes| whole_bytes + bytes);
+            }
+            self.set_drive(DriveRecord { state, ..drive });
+            if state == DriveState::Leaving {
+                self.note_capacity(|whole_bytes| whole_bytes.saturating_sub(bytes));
+            }
         }
     }
 

@@ -38,6 +38,8 @@ pub struct Spare {
     pub all_bytes: u64,
     /// Of these, so much stays free.
     pub kept_bytes: u64,
+    /// So much of that is for further losses; the rest is for what is not even.
+    pub left_bytes: u64,
     /// So much less than was asked for, because it was lost.
     pub used_bytes: u64,
     /// The level of the domains.
@@ -107,7 +109,7 @@ impl Cluster {
             });
         }
         let kept_bytes = left_bytes + (all_bytes - left_bytes) / UNEVEN;
-        Ok(Some(Spare { all_bytes, kept_bytes, used_bytes: used_bytes.min(largest), level }))
+        Ok(Some(Spare { all_bytes, kept_bytes, left_bytes, used_bytes: used_bytes.min(largest), level }))
     }
 
     /// What stays free for the filesystem for which that is most; `None`: nothing does.
@@ -192,10 +194,10 @@ impl Plan {
         self.next().filesystems.values().try_for_each(|record| self.next().spare(record).map(drop))
     }
 
-    /// Notes how large the cluster is, after drives have changed, of which this capacity was taken out in order.
-    pub(crate) fn note_capacity(&mut self, taken_bytes: u64) {
+    /// Notes how large the cluster is, after drives have changed. What is taken out in order changes what counts as whole.
+    pub(crate) fn note_capacity(&mut self, change: impl FnOnce(u64) -> u64) {
         let SpareRecord { domains, whole_bytes, .. } = self.next().record.spare;
-        let next = whole_bytes.saturating_sub(taken_bytes).max(self.next().capacity_bytes());
+        let next = change(whole_bytes).max(self.next().capacity_bytes());
         if domains > 0 && next != whole_bytes {
             self.set_cluster(|cluster| cluster.spare.whole_bytes = next);
         }
@@ -216,12 +218,11 @@ mod tests {
         Ok(plan.into_next())
     }
 
-    /// What stays free of a cluster with one filesystem, without the part for what is not even, and what of that is used.
+    /// What of a cluster with one filesystem is left for further losses, and what of it is used.
     fn kept(cluster: &Cluster) -> (u64, u64) {
-        let Spare { all_bytes, kept_bytes, used_bytes, .. } =
-            cluster.spare(&cluster.filesystems[&1]).unwrap().unwrap();
-        let kept = (0..=all_bytes).find(|kept| kept + (all_bytes - kept) / UNEVEN == kept_bytes);
-        (kept.unwrap(), used_bytes)
+        let spare = cluster.spare(&cluster.filesystems[&1]).unwrap().unwrap();
+        assert_eq!(spare.kept_bytes, spare.left_bytes + (spare.all_bytes - spare.left_bytes) / UNEVEN);
+        (spare.left_bytes, spare.used_bytes)
     }
 
     #[test]
@@ -290,6 +291,15 @@ mod tests {
         assert_eq!(kept(plan.next()), (2000, 0), "as soon as it begins");
         plan.cancel_drain(node, &seen);
         assert_eq!((kept(plan.next()), plan.next().record.spare.whole_bytes), ((2000, 0), 8000));
+        // A loss before is not forgotten by that.
+        let mut lossy = Plan::new(plan.next().clone());
+        let without = seen_without(lossy.next(), &[7]);
+        lossy.give_up(DriveId(7), &without);
+        assert_eq!(kept(lossy.next()), (1000, 1000));
+        lossy.drain(node, &without);
+        assert_eq!(kept(lossy.next()), (1000, 1000));
+        lossy.cancel_drain(node, &without);
+        assert_eq!((kept(lossy.next()), lossy.next().record.spare.whole_bytes), ((1000, 1000), 8000));
         plan.replace(DriveId(2), drive(8, 1), &seen);
         plan.finish(|_| true);
         assert_eq!((kept(plan.next()), plan.next().record.spare.whole_bytes), ((2000, 0), 8000));
@@ -300,6 +310,7 @@ mod tests {
         let spare = |kept_bytes, all_bytes| Spare {
             all_bytes,
             kept_bytes,
+            left_bytes: 0,
             used_bytes: 0,
             level: FailureDomain::Node,
         };

@@ -45,7 +45,7 @@ fn schedule(args: ScheduleArgs) -> Result<()> {
 }
 
 fn schedule_text(backups: &BackupsInfo) -> String {
-    let BackupsInfo { to, every_s, keep, off, due, made, problem } = backups;
+    let BackupsInfo { to, every_s, keep, off, due, made, problem, .. } = backups;
     let state = match (off, due) {
         (true, _) => ", off now",
         (_, true) => ", one is under way",

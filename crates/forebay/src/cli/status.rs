@@ -69,15 +69,14 @@ fn pace(info: &UpkeepInfo) -> String {
 
 /// One line if space stays free for a loss.
 pub(super) fn spare(spare: Option<&SpareInfo>) -> String {
-    let Some(SpareInfo { domains, level, kept_bytes, used_bytes, all_bytes }) = spare else {
+    let Some(SpareInfo { domains, level, kept_bytes, left_bytes, used_bytes, all_bytes }) = spare else {
         return String::new();
     };
     let plural = if *domains == 1 { "" } else { "s" };
     let used = if *used_bytes == 0 { String::new() } else { format!(", {} are used", bytes(*used_bytes)) };
+    let (kept, left, all) = (bytes(*kept_bytes), bytes(*left_bytes), bytes(*all_bytes));
     format!(
-        "spare   {} of {} stay free for the loss of {domains} {level}{plural}{used}\n",
-        bytes(*kept_bytes),
-        bytes(*all_bytes)
+        "spare   {kept} of {all} stay free; {left} of that for the loss of {domains} {level}{plural}{used}\n"
     )
 }
 

@@ -155,13 +155,15 @@ impl Mounted<'_> {
             }
             let Ok(ask) = serde_json::from_str::<Ask>(&line) else { continue };
             let done = self.execute(ask).await;
-            let ends = ask != Ask::Sync && done.is_ok();
+            let is_done = done.is_ok();
             let answer: Answer = done.err().map(|error| format!("{error:#}"));
             let mut text = serde_json::to_vec(&answer)?;
             text.push(b'\n');
             // If the node does not wait any more, it asks again.
             let _ = stream.write_all(&text).await;
-            if ends {
+            // A loss is told once: nothing is left to write then.
+            let is_written = is_done || self.mount.is_none() && self.client.sync().await.is_ok();
+            if ask != Ask::Sync && is_written {
                 return Ok(());
             }
         }

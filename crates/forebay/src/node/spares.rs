@@ -10,19 +10,19 @@ use super::{Node, State};
 
 fn info(cluster: &Cluster) -> Option<SpareInfo> {
     let domains = cluster.record.spare.domains;
-    let Spare { all_bytes, kept_bytes, used_bytes, level } = cluster.spared()?;
-    Some(SpareInfo { domains, level: level.to_string(), kept_bytes, used_bytes, all_bytes })
+    let Spare { all_bytes, kept_bytes, left_bytes, used_bytes, level } = cluster.spared()?;
+    Some(SpareInfo { domains, level: level.to_string(), kept_bytes, left_bytes, used_bytes, all_bytes })
 }
 
 /// Why less stays free than was asked for.
 fn problem(spare: &SpareInfo) -> Option<String> {
     (spare.used_bytes > 0).then(|| {
-        let SpareInfo { domains, kept_bytes, used_bytes, .. } = spare;
+        let SpareInfo { domains, left_bytes, used_bytes, .. } = spare;
         format!(
-            "drives with {} are lost, and spare space is used for what they held: {} stay free for another loss; add drives of that size \
+            "drives with {} are lost, and spare space is used for what they held: {} are left for another loss; add drives of that size \
              (forebay drive add, forebay drive replace), or take the cluster as it is for whole (forebay cluster spares DIR {domains})",
             format_size(*used_bytes),
-            format_size(*kept_bytes)
+            format_size(*left_bytes)
         )
     })
 }

@@ -271,6 +271,7 @@ impl Node {
         if place(&old.address) == place(&record.address) {
             self.change_store(&record).await?;
         } else {
+            self.check_has_no_backups(&record)?;
             self.move_store(&record, store).await?;
         }
         Ok(self.store_info(&record))

@@ -17,7 +17,7 @@ use base::env::Env;
 use base::units::format_size;
 use base::{ClusterId, NodeId};
 use client::{Client, TierLink};
-use control::{BackupPlace, FilesystemGroupRecord, FilesystemRecord, StoreRecord, TierRecord};
+use control::{FilesystemGroupRecord, FilesystemRecord, StoreRecord, TierRecord};
 use futures_util::future::join_all;
 use layout::extent_bytes_max;
 use tokio::sync::watch;
@@ -452,15 +452,8 @@ impl Node {
 
     /// Refuses to remove a store that filesystems use.
     pub(super) fn check_unused(&self, store: &StoreRecord) -> Result<(), AdminError> {
-        let view = self.view()?;
-        let backups = view.backups().map_err(AdminError::failed)?;
-        if backups.is_some_and(|backups| !backups.off && backups.to == BackupPlace::Store(store.id)) {
-            return Err(AdminError::conflict(format!(
-                "store {} gets the backups of the metadata: end that first (forebay meta schedule --off)",
-                store.name
-            )));
-        }
-        let filesystems = view.filesystems().map_err(AdminError::failed)?;
+        self.check_gets_no_backups(store)?;
+        let filesystems = self.view()?.filesystems().map_err(AdminError::failed)?;
         let uses = |record: &&FilesystemRecord| record.tier.is_some_and(|tier| tier.store == store.id);
         match filesystems.iter().find(uses) {
             None => Ok(()),

@@ -71,7 +71,7 @@ pub(crate) use replicas::Replicas;
 pub use replicas::StandbyStat;
 pub use server::Owner;
 pub use standby::{Standby, StandbyOptions};
-pub(crate) use tenure::Tenure;
+pub(crate) use tenure::{RENEW_PAUSE, Tenure};
 pub(crate) use writing::trim_to;
 
 /// Format of a ledger's state, kept under `V format`.

@@ -28,7 +28,7 @@ use super::options::{OwnerOptions, OwnerStat};
 use super::pressure::Pressure;
 use super::recovery::{OwnerError, give_back, recover};
 use super::replicas::{Replicas, StandbyStat};
-use super::tenure::Tenure;
+use super::tenure::{RENEW_PAUSE, Tenure};
 use super::writing::{append, store_changes};
 use super::{Core, Executed, Now, Terms};
 use crate::history::{History, Stretch};
@@ -716,21 +716,22 @@ impl Shared {
         let Some(term) = self.tenure.term else { return std::future::pending().await };
         loop {
             let asked_ns = self.env.clock.boot_ns();
-            match tokio::time::timeout(term, self.log.renew(self.sealed)).await {
+            let pause = match tokio::time::timeout(term, self.log.renew(self.sealed)).await {
                 Ok(Ok(())) => {
                     self.tenure.renewed(asked_ns);
                     let mut desk = self.desk();
                     self.drain_backlog(&mut desk);
                     self.after_requests(desk);
+                    term / 3
                 }
                 Ok(Err(LogError::Fenced(_))) => {
                     self.halt(&mut self.desk(), OTHER_OWNER);
                     return std::future::pending().await;
                 }
                 // The log does not answer: nothing is executed once the lease is over.
-                Ok(Err(_)) | Err(_) => {}
-            }
-            tokio::time::sleep(term / 3).await;
+                Ok(Err(_)) | Err(_) => RENEW_PAUSE,
+            };
+            tokio::time::sleep(pause).await;
         }
     }
 

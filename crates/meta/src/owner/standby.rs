@@ -17,6 +17,8 @@ use crate::state::{Applied, State, StateError, every_key};
 /// For how long a log that did not answer must answer again before its owner counts as silent: an owner that lives tries to give a sign of
 /// life more often.
 const GRACE: Duration = Duration::from_millis(1500);
+/// A look that takes this long has met an outage of the log.
+const LATE: Duration = Duration::from_secs(1);
 /// The pause between two looks at the log.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// A standby applies new entries at every fourth look, because each time is a write to its disk.
@@ -31,7 +33,7 @@ struct Vigil {
     seen: Option<Fence>,
     /// When the first look that showed this was over.
     since_ns: u64,
-    /// How much of the time since then the log answered.
+    /// For how long the log has answered since then, without a pause.
     answered_ns: u64,
     looked_ns: Option<u64>,
 }
@@ -45,17 +47,22 @@ impl Vigil {
         let lease_ns = lease.unwrap_or_default().as_nanos() as u64;
         let asked_ns = clock.boot_ns();
         let Ok(fence) = log.fence().await else {
-            self.looked_ns = None;
+            (self.looked_ns, self.answered_ns) = (None, 0);
             return (None, false);
         };
-        if self.seen == Some(fence) {
+        let now_ns = clock.boot_ns();
+        // A late answer comes from the end of an outage.
+        let is_late = now_ns.saturating_sub(asked_ns) >= LATE.as_nanos() as u64;
+        if self.seen != Some(fence) {
+            (self.seen, self.since_ns, self.answered_ns) = (Some(fence), now_ns, 0);
+        } else if is_late {
+            self.answered_ns = 0;
+        } else {
             // A suspended machine saw nothing in the meantime.
             let looked_ns = self.looked_ns.map_or(0, |looked_ns| asked_ns.saturating_sub(looked_ns));
             self.answered_ns += looked_ns.min(2 * LOOK_EVERY.as_nanos() as u64);
-        } else {
-            (self.seen, self.since_ns, self.answered_ns) = (Some(fence), clock.boot_ns(), 0);
         }
-        self.looked_ns = Some(asked_ns);
+        self.looked_ns = Some(if is_late { now_ns } else { asked_ns });
         let is_nobodys = lease.is_some() && fence.nonce == NOBODY;
         let is_silent = asked_ns.saturating_sub(self.since_ns) >= lease_ns
             && self.answered_ns >= lease_ns.min(GRACE.as_nanos() as u64);

@@ -8,6 +8,10 @@ use base::env::Env;
 /// An answer leaves this long after its execution at the latest, or is one that the log took.
 const MARGIN_NS: u64 = 100_000_000;
 
+/// The pause before an owner tries again to give a sign of life that the log did not take. Others wait for it for a moment only once the log
+/// answers again.
+pub(crate) const RENEW_PAUSE: Duration = Duration::from_millis(100);
+
 /// The time in which an owner is the only one for certain. After that it answers nothing until the log takes a sign of
 /// life.
 pub(crate) struct Tenure {

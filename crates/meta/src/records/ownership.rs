@@ -11,7 +11,7 @@ use wire::replica::{ReplicaReply, ReplicaRequest, ReplicaService, STANDBY_WAIT_M
 
 use super::{Records, RecordsError};
 use crate::log::{AppendError, LedgerLog, LogError, Room};
-use crate::owner::{Replicas, StandbyStat, Tenure, give_back, trim_to};
+use crate::owner::{RENEW_PAUSE, Replicas, StandbyStat, Tenure, give_back, trim_to};
 use crate::state::State;
 
 /// The log is trimmed once it holds as many entries that nobody needs.
@@ -142,8 +142,11 @@ impl Records {
             match tokio::time::timeout(term, self.log.renew(self.sealed)).await {
                 Ok(Ok(())) => ownership.tenure.renewed(asked_ns),
                 Ok(Err(LogError::Fenced(_))) => return ownership.end(Standing::Former),
-                Ok(Err(error)) => tracing::debug!(%error, "ledger log takes no sign of life"),
-                Err(_) => tracing::debug!("ledger log takes no sign of life in time"),
+                failed => {
+                    tracing::debug!(?failed, "ledger log takes no sign of life");
+                    tokio::time::sleep(RENEW_PAUSE).await;
+                    continue;
+                }
             }
             tokio::time::sleep(term / 3).await;
         }

@@ -79,11 +79,14 @@ impl Reached {
     }
 
     async fn check(&self) -> std::io::Result<()> {
-        if !self.cut.load(Ordering::Relaxed) {
-            return Ok(());
+        let began = Instant::now();
+        while self.cut.load(Ordering::Relaxed) {
+            if began.elapsed() >= self.patience {
+                return Err(std::io::ErrorKind::TimedOut.into());
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        tokio::time::sleep(self.patience).await;
-        Err(std::io::ErrorKind::TimedOut.into())
+        Ok(())
     }
 }
 
@@ -254,7 +257,9 @@ fn an_owner_that_is_cut_off_answers_nothing_before_another_node_may_take_the_led
 fn a_silence_of_the_log_counts_as_silence_of_its_owner_who_may_break_it_first() {
     on_paused_time(|| async {
         let (log, env) = (MemLog::shared(LEASE), env());
-        let (first, second) = (Reached::new(&log), Reached::new(&log));
+        // As those of an engine: a look lasts through an outage, a sign of life gives up.
+        let first = Reached { patience: Duration::from_millis(2500), ..Reached::new(&log) };
+        let second = Reached { patience: Duration::from_secs(5), ..Reached::new(&log) };
         let one = open(&first, &env, EarlierSessions::End).await;
         let rival = || standby(&second, &Arc::new(MemState::default()), &one, 2);
         let silence = |cut: bool, pause: Duration| {
@@ -262,22 +267,25 @@ fn a_silence_of_the_log_counts_as_silence_of_its_owner_who_may_break_it_first() 
             tokio::time::sleep(pause)
         };
         let work = async {
-            for _ in 0..5 {
-                silence(true, 2 * LEASE).await;
-                silence(false, LEASE).await;
+            for outage_ms in [600, 1300, 2000, 2600, 3300, 4900, 5100, 7000] {
+                silence(true, Duration::from_millis(outage_ms)).await;
+                silence(false, Duration::from_millis(1250)).await;
             }
+            silence(false, LEASE).await;
         };
         let mut patient = rival();
         tokio::select! {
             followed = patient.follow(&*env.clock) => panic!("the owner lives: {followed:?}"),
             () = work => {}
         }
-        // It dies, and for others the log is away for most of the lease.
+        // It dies, and for others the log is away for most of the lease. They have seen its last sign of life before.
         first.cut.store(true, Ordering::Relaxed);
-        second.cut.store(true, Ordering::Relaxed);
         let began = Instant::now();
+        let seen = tokio::time::timeout(Duration::from_millis(700), patient.follow(&*env.clock)).await;
+        assert!(seen.is_err());
+        second.cut.store(true, Ordering::Relaxed);
         let back = async {
-            tokio::time::sleep(LEASE * 2 / 3).await;
+            tokio::time::sleep(LEASE * 2 / 3 - began.elapsed()).await;
             second.cut.store(false, Ordering::Relaxed);
             std::future::pending::<()>().await
         };

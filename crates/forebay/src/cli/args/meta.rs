@@ -86,7 +86,7 @@ pub(crate) enum MetaCommand {
 
 const SCHEDULE_HELP: &str = "The node that owns the metadata makes a file as `meta export` does, and keeps the last ones. With an object store, the file
 is there in parts of 64 MiB, below metadata/ in the store's prefix: joined in the order of their names they are the file that `meta import`
-takes. A directory is one of the machine that owns the metadata: every machine that may own it needs it.
+takes. A directory must be the same one at every machine that may own the metadata, such as a network filesystem.
 
 `status` says so if the last attempt failed. Names and small files are readable in a backup: only administrators should read the bucket.
 
@@ -113,7 +113,7 @@ pub(crate) struct ScheduleArgs {
     /// Make one at once.
     #[arg(long)]
     pub(crate) now: bool,
-    /// Make no more. Those that there are stay.
+    /// Make no more, until --to or --now. Those that there are stay.
     #[arg(long, conflicts_with_all = ["to", "every", "keep", "now"])]
     pub(crate) off: bool,
     /// Print JSON.
