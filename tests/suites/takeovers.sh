@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # How long others wait when the owner of the metadata goes: FOREBAY_TAKEOVERS times, printed as a table. The victim is the machine with
-# the owner of all ledgers and the leader of etcd. The wait is the longest pause of a program that creates durable files at another one.
+# the owner of all ledgers and the leader of etcd. FOREBAY_KEEP=DIR keeps the logs of each. The wait is the longest pause of a program that creates durable files at another one.
 LIMIT_S=7200
 source "$(dirname "$0")/../lib.sh"
 [ "$PLAIN" = 1 ] && exit 0
@@ -46,6 +46,13 @@ stops() { on "$1" timeout 120 "$FOREBAY" stop "$WORK/$1" </dev/null >/dev/null; 
 dies_alone() { machine_kill "$1"; }
 dies_with_mount() { machine_kill "$1"; }
 
+# keep_logs DIR: for a person who looks where the time went.
+keep_logs() {
+    local node
+    mkdir -p "$1"
+    for node in "${NODES[@]}"; do cp "$WORK/$node/log/forebay.log" "$1/$node.log"; done
+}
+
 # one_takeover CASE: adds the longest pause to the list of the case.
 one_takeover() {
     local what=$1 victim other creates
@@ -66,7 +73,7 @@ one_takeover() {
     wait "$creates"
     sed 's/.*longest pause //; s/ s$//' "$WORK/creates" >>"$WORK/$what"
     tail -1 "$WORK/$what"
-    [ -z "${FOREBAY_KEEP:-}" ] || { mkdir -p "$FOREBAY_KEEP/$what-$(date +%s)"; for n in "${NODES[@]}"; do cp "$WORK/$n/log/forebay.log" "$FOREBAY_KEEP/$what-$(date +%s)/$n.log"; done; }
+    [ -z "${FOREBAY_KEEP:-}" ] || keep_logs "$FOREBAY_KEEP/$what-$(date +%s)"
     owner_is_not "$other" "$victim"
     [ "$what" = stops ] || etcd_start "$victim"
     wait_until 30 etcd_answers "$victim"
