@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # How long others wait when the owner of the metadata goes: FOREBAY_TAKEOVERS times, printed as a table. The victim is the machine with
-# the owner of all ledgers and the leader of etcd. FOREBAY_KEEP=DIR keeps the logs of each. The wait is the longest pause of a program that creates durable files at another one.
+# the owner of all ledgers and the leader of etcd. The wait is the longest pause of a program that creates durable files at another one.
+# FOREBAY_KEEP=DIR keeps the logs of each.
 LIMIT_S=7200
 source "$(dirname "$0")/../lib.sh"
 [ "$PLAIN" = 1 ] && exit 0

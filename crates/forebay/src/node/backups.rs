@@ -43,7 +43,7 @@ const ROOM_BYTES: u64 = 1 << 30;
 /// Attempts to change the plan.
 const ATTEMPTS: u32 = 5;
 /// The file that becomes a backup.
-const COPY: &str = "forebay-backup.tmp";
+const DRAFT: &str = "forebay-backup.tmp";
 /// How long a directory may take to tell what is in it.
 const DIRECTORY_PATIENCE: Duration = Duration::from_secs(10);
 /// A backup that is later than twice its time, and this, is a problem.
@@ -90,18 +90,18 @@ fn key_of(name: &str, part: u32) -> String {
 }
 
 /// The file that becomes a backup. It is gone at the end, unless it has another name then.
-struct Copy {
+struct Draft {
     env: Env,
     path: PathBuf,
 }
 
-impl Copy {
+impl Draft {
     fn of(env: &Env, directory: &Path) -> Self {
-        Self { env: env.clone(), path: directory.join(COPY) }
+        Self { env: env.clone(), path: directory.join(DRAFT) }
     }
 }
 
-impl Drop for Copy {
+impl Drop for Draft {
     fn drop(&mut self) {
         // An export writes beside it first.
         let staged = self.path.with_extension("tmp.new");
@@ -162,9 +162,9 @@ impl Node {
             BackupPlace::Store(_) => here,
         };
         self.check_place(&record).await?;
-        let copy = Copy::of(&self.env, &directory);
-        let exported = backup::export(&self.env, &self.dir, &copy.path, true, &mut |_, _| {}).await;
-        let bytes = exported.with_context(|| format!("writing {}", copy.path.display()))?.file_bytes;
+        let draft = Draft::of(&self.env, &directory);
+        let exported = backup::export(&self.env, &self.dir, &draft.path, true, &mut |_, _| {}).await;
+        let bytes = exported.with_context(|| format!("writing {}", draft.path.display()))?.file_bytes;
         let parts = u32::try_from(bytes.div_ceil(PART_BYTES)).context("the metadata is too large")?;
         let made = BackupRecord { number, begun_s, bytes, parts };
         record.next += 1;
@@ -173,17 +173,17 @@ impl Node {
         let name = name_of(self.cluster, &made);
         match &to {
             BackupPlace::Directory(_) => {
-                let renamed = self.env.files.rename(&copy.path, &directory.join(&name));
+                let renamed = self.env.files.rename(&draft.path, &directory.join(&name));
                 renamed
                     .and_then(|()| self.env.files.sync_dir(&directory))
                     .with_context(|| format!("cannot make {name} in {}", directory.display()))?;
             }
             BackupPlace::Store(id) => {
                 let store = self.backup_store(*id)?.with_context(|| format!("store {id} is gone"))?;
-                self.upload(&store, &copy.path, (&name, bytes), &record).await?;
+                self.upload(&store, &draft.path, (&name, bytes), &record).await?;
             }
         }
-        drop(copy);
+        drop(draft);
         tracing::info!(number, bytes, "the metadata is backed up");
         (record.served, record.begun) = (asked, None);
         record.made.push(made);
