@@ -516,8 +516,7 @@ start_on_disk() { timeout 60 "$FOREBAY" start "$WORK/disk/node" --memory "$MEMOR
 stop_on_disk() { timeout 60 "$FOREBAY" stop "$WORK/disk/node" </dev/null; }
 no_disk() {
     stop_on_disk
-    # The kernel closes files of an io_uring a moment after the process has ended.
-    wait_until 10 umount "$WORK/disk"
+    umount "$WORK/disk"
     rm "$WORK/disk.img"
 }
 allocated_bytes() { [ ! -e "$WORK/disk/node" ] && echo 0 || du -s -B 1 "$WORK/disk/node/drives" | cut -f1; }

@@ -4,14 +4,14 @@ use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
 use admin::NodeStatus;
 use anyhow::{Context, Result, anyhow, bail};
-use base::env::spawn_thread;
+use base::env::{Caching, OpenMode, spawn_thread};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{
@@ -30,7 +30,7 @@ use crate::identity::{IdentityFiles, OWNER};
 use crate::log::{Log, Sink};
 use crate::member::Member;
 use crate::node::{
-    Mounts, Node, NodeDir, StartOptions, found, is_locked, last_pid, read_node_file, read_proc,
+    LocalDrives, Mounts, Node, NodeDir, StartOptions, found, is_locked, last_pid, read_node_file, read_proc,
 };
 use crate::watchdog::Watchdog;
 
@@ -47,6 +47,9 @@ const ASK_AGAIN: Duration = Duration::from_millis(250);
 /// How often `stop` looks for the lock of the node, and the pause.
 const LOCK_LOOKS: u32 = 6;
 const LOCK_LOOK: Duration = Duration::from_millis(50);
+/// Looks at whether drives are held after the end of a node, and the pause between two of them: three seconds.
+const DRIVE_LOOKS: u32 = 150;
+const DRIVE_LOOK: Duration = Duration::from_millis(20);
 
 pub(super) fn start(args: StartArgs) -> Result<()> {
     let dir = NodeDir::new(&args.dir);
@@ -439,11 +442,11 @@ pub(super) fn stop(dir: &Path, keep_mounts: bool) -> Result<()> {
         bail!("no node runs in {root}");
     };
     let signal = if keep_mounts { Signal::USR1 } else { Signal::TERM };
-    // The lock is free a moment before the last of the node's files is closed. After the end of the process nothing
-    // holds the filesystem below it.
+    // The lock is free a moment before the last of the node's files is closed.
     if !ends_when_asked(&node, pid, signal)? {
         bail!("node has not stopped after {STOP_DEADLINE:?}: see {}", dir.log_file().display());
     }
+    wait_for_drives(&dir);
     if let Ok(error) = env().files.read(&dir.stop_error()) {
         let error = String::from_utf8_lossy(&error).into_owned();
         bail!(
@@ -453,6 +456,25 @@ pub(super) fn stop(dir: &Path, keep_mounts: bool) -> Result<()> {
     }
     println!("node has stopped: dir={root}");
     Ok(())
+}
+
+/// Waits until nothing holds the drives, and the filesystems below them: the kernel closes files of an io_uring a moment after the end of
+/// the process. What cannot be looked at is not waited for.
+fn wait_for_drives(dir: &NodeDir) {
+    let files = env().files;
+    let Ok(drives) = LocalDrives::load(&env(), dir, Vec::new()) else { return };
+    let is_held = |path: &PathBuf| {
+        let file = files.open(path, OpenMode::Existing, Caching::Buffered);
+        let lock = file.and_then(|file| file.try_lock());
+        lock.is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock)
+    };
+    let paths = drives.paths();
+    for _ in 0..DRIVE_LOOKS {
+        if !paths.iter().any(is_held) {
+            return;
+        }
+        std::thread::park_timeout(DRIVE_LOOK);
+    }
 }
 
 /// The process with a number, if it is there.
