@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Backups of the metadata: exported while programs write, at any node; what was synced before is whole after all metadata is lost and
 # was imported. Files that are cut or changed are refused, and an import that is killed is given again.
-LIMIT_S=300
+LIMIT_S=200
 source "$(dirname "$0")/../lib.sh"
 [ "$PLAIN" = 1 ] && exit 0
 source "$(dirname "$0")/../machines.sh"

@@ -364,12 +364,17 @@ whole() {
     [ "$STORE" != store ] || wait_until 90 store_is_tidy
     [ -n "$SHORT" ] || on 2 timeout 200 "$FOREBAY" fsck "$WORK/2" </dev/null
 }
+# longest_absence NODE: seconds. The term of a session is 15 s, of which a heartbeat may have taken one or two.
+longest_absence() {
+    awk -v node="$1" '$3 == node && $4 == "all" { if ($2 == "open") at = at ? at : $1; else if (at) { if ($1 - at > most) most = $1 - at; at = 0 } }
+        END { print most + 0 }' "$WORK/outages"
+}
 # What a mount could not make durable because it was cut off for longer than its term is told once, to the first that asks for everything.
 losses_are_told() {
     local node
     for node in "${NODES[@]}"; do
         on "$node" timeout 60 "$FOREBAY" sync "$WORK/$node/mnt" </dev/null && continue
-        grep -q " open $node all" "$WORK/outages"
+        longest_absence "$node" | awk '{ exit !($1 >= 13) }'
         echo "machine $node was away, and lost changes:"
         grep -rh "is lost" "$WORK/$node/log" | tail -3
         on "$node" timeout 60 "$FOREBAY" sync "$WORK/$node/mnt" </dev/null
