@@ -125,6 +125,44 @@ without_drives() {
 }
 is_refused() { status "$1" | jq -e '.problems[0] | contains("does not answer")'; }
 
+# A node's directory was copied, like the image of a machine: one of both runs, and it is the one that started last before the copy, or was
+# told to join again.
+copies() {
+    local token copy=$WORK/copy name
+    mkdir "$copy"
+    for name in identity drives.json node.key; do cp -a "$WORK/3/$name" "$copy/"; done
+    echo "$copy" >>"$WORK/.nodes"
+    # The original runs.
+    copy_start || true
+    wait_until 30 says_copy "which answers at $(address 3):7740 now"
+    wait_until 20 has_ended "$copy"
+    on 1 "$FOREBAY" node list "$WORK/1" --json | jq -e --arg at "$(address 3):7740" '.[2].addresses == [$at] and .[2].certificate_days >= 364'
+    same_tree "$WORK/tree" "$WORK/3/mnt/tree"
+    # It has started again since.
+    on 3 timeout 120 "$FOREBAY" stop "$WORK/3" --keep-mounts </dev/null
+    member_start 3
+    on 3 timeout 120 "$FOREBAY" stop "$WORK/3" --keep-mounts </dev/null
+    copy_start || true
+    wait_until 30 says_copy "was started at $(address 3):7740 after this copy was made"
+    wait_until 20 has_ended "$copy"
+    # A person says that the copy counts, and then that the original does.
+    token=$(on 1 "$FOREBAY" token create "$WORK/1")
+    on 4 timeout 60 "$FOREBAY" join "$token" "$copy" --address "$(address 4)" </dev/null
+    wait_until 30 node_is_at 4
+    expect_fail "was started at $(address 4):7740 after" member_start 3
+    on 4 timeout 120 "$FOREBAY" stop "$copy" </dev/null
+    token=$(on 1 "$FOREBAY" token create "$WORK/1")
+    on 3 timeout 60 "$FOREBAY" join "$token" "$WORK/3" --address "$(address 3)" </dev/null
+    wait_until 30 node_is_at 3
+    wait_until 30 mounted 3
+    wait_until 60 healthy 1
+    same_tree "$WORK/tree" "$WORK/3/mnt/tree"
+}
+copy_start() { on 4 timeout 60 "$FOREBAY" start "$WORK/copy" --address "$(address 4)" --no-mount --no-s3 </dev/null; }
+says_copy() { grep -q "copy of that of node 2.*$1" "$WORK/copy/log/forebay.log"; }
+has_ended() { flock -n "$1/lock" true; }
+node_is_at() { on 1 "$FOREBAY" node list "$WORK/1" --json | jq -e --arg at "$(address "$1"):7740" '.[2].addresses == [$at] and .[2].state == "up"'; }
+
 # A drive of another node is taken out of service and used again; that node moves to another address.
 orders_from_elsewhere() {
     local drive
@@ -276,6 +314,7 @@ check "one namespace on three machines, by S3 too" one_namespace || exit 1
 check "kernels that change names of one directory do not wait for one another" names
 check "S3 at every node, with the same users" s3_everywhere
 check "a machine without drives takes part and is removed" without_drives
+check "of copies of a node's directory, one runs" copies
 check "drives and addresses of another node change" orders_from_elsewhere
 check "machines say what is wrong with them and the ways to others" look_around
 check "a machine dies while others work" lose_machine

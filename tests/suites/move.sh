@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The logs of a cluster that began on one machine move from files into etcd while programs work; machines that joined before and after
-# that can take over then. A move that fails or is killed at any moment leaves either the files or the engine, and nothing is lost.
-LIMIT_S=$([ "${FOREBAY_TEST_LONG:-0}" = 1 ] && echo 1800 || echo 240)
+# that can take over then. From there they move to another engine, and back to files. A move that fails or is killed at any moment leaves either the files or the engine, and nothing is lost.
+LIMIT_S=$([ "${FOREBAY_TEST_LONG:-0}" = 1 ] && echo 3600 || echo 480)
 source "$(dirname "$0")/../lib.sh"
 [ "$PLAIN" = 1 ] && exit 0
 source "$(dirname "$0")/../machines.sh"
@@ -80,7 +80,10 @@ moves() {
     wait_until 60 healthy 1
     not ls "$WORK"/1/meta/ledger-*/log/*.log
     not test -e "$WORK/1/log-move.json"
-    expect_fail "in an engine already" move 2 "$ENGINE?prefix=again"
+    expect_fail "the logs are there already" move 2 "$ENGINE"
+    expect_fail "the logs are there already" move 2 "$ENGINE?prefix=moved"
+    expect_fail "cannot be used" move 2 "etcd://$(address 1):9"
+    expect_fail "of another cluster" move 2 "$ENGINE?prefix=taken"
     for node in 1 2; do same_tree "$WORK/tree" "$WORK/$node/mnt/tree"; done
 }
 moves_beside_two() { under 2 move 2 "$ENGINE?prefix=moved"; }
@@ -198,6 +201,94 @@ os.kill(int(sys.argv[1]), 9)' "$1" "$2" "$WORK/looks"
 }
 log_shown() { on 1 timeout 30 "$FOREBAY" log show "$1" --json | jq -er .at; }
 
+# To an etcd of Forebay and back, while programs work.
+between_engines() {
+    local node
+    beside 1 moves_to_own
+    wait_until 60 follows 1 2
+    wait_until 60 healthy 1
+    for node in 1 2 3; do test -d "$WORK/$node/engine" && same_tree "$WORK/tree" "$WORK/$node/mnt/tree"; done
+    # The owner's machine dies: the stores of others have gone on with the new logs.
+    node=$(owner 1)
+    beside "$((node % 3 + 1))" machine_kill "$node"
+    owner_is_not "$((node % 3 + 1))" "$node"
+    etcd_start "$node"
+    machine_returns "$node"
+    wait_until 60 follows 1 2
+    beside 2 moves_back
+    wait_until 60 follows 3 2
+    wait_until 60 healthy 3
+    for node in 1 2 3; do
+        not test -e "$WORK/$node/engine"
+        ls -d "$WORK/$node"/engine.former-*
+        same_tree "$WORK/tree" "$WORK/$node/mnt/tree"
+        # Nothing was copied anew.
+        not ls -d "$WORK/$node"/meta/ledger-*/state.former
+    done
+    not pgrep -f "etcd .*--data-dir $WORK/[123]/"
+}
+moves_to_own() { under 2 move 3 etcd && [[ $(log_at 2) == *run=own* ]]; }
+moves_back() { under 3 move 1 "$ENGINE?prefix=back" && [ "$(log_at 2)" = "$ENGINE?prefix=back" ]; }
+
+# The process of the owner, or of all nodes, is killed at any moment of a move: the cluster finds the one engine or the other. First, the owner
+# cannot write down at its own place where the logs are: the others find them all the same.
+killed_between() {
+    local round node at asking victim victims
+    node=$(owner 1)
+    mkdir "$WORK/$node/identity/membership.json.new"
+    move "$((node % 3 + 1))" "$ENGINE?prefix=stuck"
+    owner_is_not "$((node % 3 + 1))" "$node"
+    rmdir "$WORK/$node/identity/membership.json.new"
+    # Its process may have ended, because nothing can be written there.
+    member_start "$node" || true
+    for node in 1 2 3; do wait_until 60 is_log_at "$node" "$ENGINE?prefix=stuck"; done
+    for ((round = 0; round < ROUNDS; round++)); do
+        node=$(owner 1)
+        move "$((node % 3 + 1))" "$ENGINE?prefix=between-$round" &
+        asking=$!
+        victims=("$node")
+        ((round % 2 == 0)) || victims=(1 2 3)
+        sleep "0.$((RANDOM % 10))$((RANDOM % 10))"
+        for victim in "${victims[@]}"; do kill -KILL "$(cat "$WORK/$victim/lock")"; done
+        for victim in "${victims[@]}"; do member_start "$victim"; done
+        wait "$asking" || true
+        for node in 1 2 3; do wait_until 60 follows "$node" 2; done
+        at=$(log_at 1)
+        echo "round $round: $at"
+        for node in 1 2 3; do
+            wait_until 60 is_log_at "$node" "$at"
+            echo "$round $node" >"$WORK/$node/mnt/round-$round-$node"
+            sync_files "$WORK/$node/mnt"
+        done
+        for node in 1 2 3; do [ "$(cat "$WORK/$((node % 3 + 1))/mnt/round-$round-$node")" = "$round $node" ]; done
+    done
+}
+is_log_at() { [ "$(log_at "$1")" = "$2" ]; }
+
+# Back to files of the first node, also if another one owns the metadata, and from there to an engine.
+back_to_files() {
+    local node
+    owner 1
+    [ "$(owner 1)" != 1 ] || on 1 "$FOREBAY" node maintenance "$WORK/1" 0 --for 1m
+    wait_until 30 owner_is_not 2 1
+    wait_until 30 maintenance_ends
+    beside 2 moves_to_files
+    wait_until 60 healthy 3
+    for node in 1 2 3; do same_tree "$WORK/tree" "$WORK/$node/mnt/tree"; done
+    expect_fail "in files already" move 2 files
+    # It starts as such a node, and the others find it.
+    on 1 timeout 120 "$FOREBAY" stop "$WORK/1" --keep-mounts </dev/null
+    member_start 1
+    wait_until 60 healthy 2
+    on 2 timeout 30 "$FOREBAY" log show "$WORK/2" | grep -q "files of node 0"
+    beside 3 moves_again
+    wait_until 60 follows 1 2
+    wait_until 60 healthy 1
+}
+maintenance_ends() { on 2 "$FOREBAY" node maintenance "$WORK/2" 0 --end </dev/null; }
+moves_to_files() { under 3 move 3 files && [ "$(log_at 1)" = files ]; }
+moves_again() { under 2 move 2 "$ENGINE?prefix=again"; }
+
 whole() {
     local node
     wait_until 90 healthy 2
@@ -218,4 +309,7 @@ check "another machine joins and follows" joins_later
 check "the first machine dies" first_machine_dies
 check "an old copy of the first node's directory does not start" old_copy
 check "moves that are killed" killed
+check "the logs move under load from one engine to another" between_engines
+check "moves between engines whose owner is killed" killed_between
+check "the logs move back to files under load, and on to an engine" back_to_files
 check "all is whole, and starts again as it was" whole

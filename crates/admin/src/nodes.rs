@@ -43,6 +43,9 @@ pub struct NodeInfo {
     /// URL of its S3 endpoint, if it serves one now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub s3: Option<String>,
+    /// Days for which its certificate is still valid; it renews itself long before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub certificate_days: Option<i64>,
     /// Seconds that its maintenance still lasts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub maintenance_s: Option<u64>,

@@ -14,6 +14,8 @@ use wire::identity::Party;
 const BACKDATED: Duration = Duration::days(1);
 /// How long a certificate of a process is valid.
 const VALID: Duration = Duration::days(365);
+/// The same in seconds.
+pub const CERTIFICATE_S: i64 = VALID.whole_seconds();
 /// How long the authority's certificate is valid.
 const AUTHORITY_VALID: Duration = Duration::days(20 * 365);
 

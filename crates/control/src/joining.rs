@@ -229,6 +229,9 @@ impl Plan {
         let known = self.next().nodes.values().find(|node| node.key == key).map(|node| node.id);
         if let Some(id) = known {
             self.move_node(id, &new.addresses)?;
+            self.certify_node(id, now_s);
+            // A person says which copy of its directory counts.
+            self.forget_start(id);
             return Ok(id);
         }
         check_name(&new.name)?;
@@ -242,14 +245,12 @@ impl Plan {
         self.use_token(token, now_s)?;
         let id = self.next_node();
         self.set_node(NodeRecord {
-            id,
-            name: new.name.clone(),
             zone: new.zone.clone(),
             rack: new.rack.clone(),
             addresses: new.addresses.clone(),
             key: key.to_owned(),
-            maintenance_until_s: None,
-            draining: Default::default(),
+            certified_s: Some(now_s),
+            ..NodeRecord::new(id, new.name.clone())
         });
         Ok(id)
     }

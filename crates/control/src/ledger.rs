@@ -148,6 +148,9 @@ impl Control {
             cluster.next_token += LEAP;
             cluster.next_client += LEAP;
             change.cluster(&cluster);
+            for node in view.nodes()?.into_iter().filter(|node| node.start != 0) {
+                change.node(&NodeRecord { start: 0, ..node });
+            }
             for group in view.groups()? {
                 let epoch = Epoch(group.epoch.0 + u64::from(LEAP));
                 change.group(&PlacementGroup { epoch, ..group });
@@ -176,6 +179,17 @@ impl Control {
     /// [`ControlError::Failed`] the change may come into force later, before any other change.
     pub async fn commit(&self, change: ControlChange) -> Result<(), ControlError> {
         self.records.commit(|state, seq| change.decide(state, seq)).await
+    }
+
+    /// As [`Control::commit`], as the last change of this owner, and as the batch with this number: see [`Records::commit_last`].
+    ///
+    /// # Errors
+    /// [`ControlError::Conflict`] also if another change has become that batch.
+    pub async fn commit_last(&self, change: ControlChange, seq: Seq) -> Result<(), ControlError> {
+        let decide = |state: &dyn State, next| {
+            if next == seq { change.decide(state, next) } else { Err(ControlError::Conflict) }
+        };
+        self.records.commit_last(decide).await
     }
 
     /// Puts an earlier change into force that the log did not answer, or for which the store had no room.

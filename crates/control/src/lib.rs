@@ -13,17 +13,19 @@ mod follower;
 mod former;
 mod joining;
 mod ledger;
+mod log_moves;
 mod members;
 mod protection;
 mod records;
 mod spares;
+mod starts;
 mod stores;
 mod upgrade;
 mod users;
 mod write_sets;
 
 pub use absence::WideAbsence;
-pub use authority::{Authority, AuthorityError, Issued, NewKey, key_of_request};
+pub use authority::{Authority, AuthorityError, CERTIFICATE_S, Issued, NewKey, key_of_request};
 pub use backups::{BackupPlace, BackupRecord, BackupsRecord, BegunRecord};
 pub use change::ControlChange;
 pub use clients::{ClientRecord, ClientRights};
@@ -33,6 +35,7 @@ pub use follower::Follower;
 pub use former::FormerMount;
 pub use joining::{JoinError, NotAToken, SECRET_BYTES, Token, TokenRecord, check_address};
 pub use ledger::{CONTROL_LEDGER, Control, ControlError, ControlView};
+pub use log_moves::LogMoveRecord;
 pub use members::{Balancing, Finished};
 pub use protection::{Owed, Seen};
 pub use records::{

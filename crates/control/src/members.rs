@@ -238,18 +238,11 @@ impl Plan {
         returned.into_iter().for_each(|group| self.set_group(group));
     }
 
-    /// The end of the logs was lost: the ledgers go on behind what one node had of them, with their logs at `log`. What drives and
-    /// filesystems saw of the lost end counts for nothing.
-    pub fn recover(&mut self, log: &str, recoveries: u32) {
-        self.set_cluster(|cluster| {
-            log.clone_into(&mut cluster.log);
-            cluster.recoveries = recoveries;
-        });
-        self.lose_end();
-    }
-
     /// The end of the ledgers was lost: what drives and filesystems saw of it counts for nothing.
     pub fn lose_end(&mut self) {
+        for id in self.next().nodes.keys().copied().collect::<Vec<_>>() {
+            self.forget_start(id);
+        }
         for drive in self.next().drives.values().cloned().collect::<Vec<_>>() {
             self.set_drive(DriveRecord { may_know_lost: true, ..drive });
         }
@@ -584,18 +577,6 @@ pub(crate) mod tests {
         let now = finished(&plan.into_next()).1;
         assert!(now.groups.values().all(|group| group.spread.per_domain == 1));
         assert_eq!(now.reads_survive(&record, &seen, &BTreeSet::new(), FailureDomain::Node), 2);
-    }
-
-    #[test]
-    fn after_a_loss_of_the_logs_nothing_that_was_seen_of_their_end_counts() {
-        let before = cluster(&[6], "4+2");
-        let mut plan = Plan::new(before.clone());
-        plan.recover("etcd://a:1?prefix=x.1", 1);
-        let now = plan.into_next();
-        assert_eq!((now.record.recoveries, now.record.log.as_str()), (1, "etcd://a:1?prefix=x.1"));
-        assert!(now.drives.values().all(|drive| drive.may_know_lost));
-        assert!(now.filesystems.values().all(|filesystem| filesystem.has_lost_end));
-        assert_eq!(now.groups, before.groups);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use layout::{DriveState, FailureDomain, Profile};
 use serde::{Deserialize, Serialize};
 use wire::drive::{DriveMark, ShardKey};
 
-use crate::{SpareRecord, TierRecord};
+use crate::{LogMoveRecord, SpareRecord, TierRecord};
 
 /// The cluster's record.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,9 +38,16 @@ pub struct ClusterRecord {
     /// The engine that has the logs of the ledgers, as the node gave it that put them there; empty: files of the first node.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub log: String,
-    /// How often the logs were lost, and begun anew behind what one node had of them.
+    /// How often the logs were begun elsewhere, because they were lost or moved. The first move, from files of the first node, does not
+    /// count.
     #[serde(default)]
     pub recoveries: u32,
+    /// How many of these were moves since the last loss.
+    #[serde(default)]
+    pub moves: u32,
+    /// The move of the logs that was begun last, and has not succeeded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub log_move: Option<LogMoveRecord>,
     /// The failure domains whose space stays free.
     #[serde(default)]
     pub spare: SpareRecord,
@@ -70,6 +77,8 @@ impl ClusterRecord {
             next_client: 0,
             authorities: String::new(),
             log: String::new(),
+            moves: 0,
+            log_move: None,
             spare: SpareRecord::default(),
             recoveries: 0,
             upkeep: UpkeepRecord::default(),
@@ -112,6 +121,12 @@ pub struct NodeRecord {
     /// SHA-256 of its public key, in hex; empty until it has one.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub key: String,
+    /// The random number of its last start; 0: not known. Its directory has it too, unless that is a copy from before.
+    #[serde(default)]
+    pub start: u64,
+    /// When its certificate was made (seconds since 1970).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub certified_s: Option<i64>,
     /// It is away on purpose until then (seconds since 1970): nobody takes over what its drives held.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub maintenance_until_s: Option<i64>,
@@ -137,6 +152,8 @@ impl NodeRecord {
             rack: String::new(),
             addresses: Vec::new(),
             key: String::new(),
+            start: 0,
+            certified_s: None,
             maintenance_until_s: None,
             draining: BTreeSet::new(),
         }

@@ -16,8 +16,11 @@ use crate::node::NodeDir;
 
 /// The first node of a cluster. It owns all ledgers where their logs are files, which no other node reaches.
 pub(crate) const OWNER: NodeId = NodeId(0);
-/// What it tells others as its epoch then.
-pub(crate) const ONLY_EPOCH: Epoch = Epoch(1);
+
+/// What counts as its epoch then, until it tells its own. `recoveries` is how often the logs were begun elsewhere before.
+pub(crate) fn only_epoch(recoveries: u32) -> Epoch {
+    if recoveries == 0 { Epoch(1) } else { Epoch(1).recovered(recoveries) }
+}
 
 /// How often a certificate is renewed, which is valid for a year.
 pub(crate) const RENEW_EVERY: Duration = Duration::from_secs(30 * 86_400);
@@ -31,6 +34,16 @@ pub(crate) fn hostname() -> String {
 pub(crate) struct IdentityFiles {
     env: Env,
     dir: PathBuf,
+}
+
+/// `starts.json`: by these numbers the cluster knows a directory from a copy of it. See `control::starts`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Starts {
+    /// The last start that the cluster has noted; 0: none.
+    pub(crate) last: u64,
+    /// This one; the same once it is noted.
+    pub(crate) this: u64,
 }
 
 /// The place of this node in its cluster, as far as it must be known before others are reached.
@@ -50,7 +63,7 @@ pub(crate) struct Membership {
     /// The engine that has the logs of the ledgers; `None`: files of the first node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) log: Option<String>,
-    /// How often the logs were lost and begun anew, as far as this node knows. Owners from before count for nothing.
+    /// How often the logs were begun elsewhere, as far as this node knows. Owners from before count for nothing.
     #[serde(default)]
     pub(crate) recoveries: u32,
 }
@@ -123,6 +136,36 @@ impl IdentityFiles {
         self.read("authorities.pem")
     }
 
+    /// The numbers of this node's starts. Those of one that was not noted stay, until it is.
+    pub(crate) fn begin_start(&self) -> Result<Starts> {
+        let path = self.path("starts.json");
+        let known: Option<Starts> = match self.read("starts.json")? {
+            Some(text) => Some(
+                serde_json::from_str(&text).with_context(|| format!("not understood: {}", path.display()))?,
+            ),
+            None => None,
+        };
+        let Starts { last, this } = known.unwrap_or_default();
+        if last != this {
+            return Ok(Starts { last, this });
+        }
+        // 0 is none.
+        let starts = Starts { last, this: self.env.random.next_u64() | 1 };
+        self.keep_starts(starts)?;
+        Ok(starts)
+    }
+
+    /// This start was noted.
+    pub(crate) fn end_start(&self, Starts { this, .. }: Starts) -> Result<Starts> {
+        let starts = Starts { last: this, this };
+        self.keep_starts(starts)?;
+        Ok(starts)
+    }
+
+    fn keep_starts(&self, starts: Starts) -> Result<()> {
+        self.write("starts.json", &serde_json::to_string(&starts)?)
+    }
+
     /// Keeps the key of the cluster's authority.
     pub(crate) fn keep_authority(&self, key_pem: &str) -> Result<()> {
         self.write("authority-key.pem", key_pem)
@@ -139,6 +182,13 @@ impl IdentityFiles {
         let text = self.read("membership.json")?;
         let parsed = text.map(|text| serde_json::from_str(&text)).transpose();
         parsed.with_context(|| format!("not understood: {}", self.path("membership.json").display()))
+    }
+
+    /// Makes this the first node of a cluster with its logs in files.
+    pub(crate) fn forget_membership(&self) -> Result<()> {
+        let path = self.path("membership.json");
+        let removed = self.env.files.remove_file(&path).and_then(|()| self.env.files.sync_dir(&self.dir));
+        removed.with_context(|| format!("cannot remove {}", path.display()))
     }
 
     pub(crate) fn keep_membership(&self, membership: &Membership) -> Result<()> {

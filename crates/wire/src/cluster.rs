@@ -151,7 +151,7 @@ pub enum ClusterRequest {
         #[serde(skip)]
         body: Bytes,
     },
-    /// Another certificate for the same key; and where others reach the node now. Answer: `Renewed`.
+    /// Another certificate for the same key; and where others reach the node now. Answer: `Renewed`, or `IsCopy`.
     Renew {
         /// The node.
         node: NodeId,
@@ -159,6 +159,13 @@ pub enum ClusterRequest {
         request: Bytes,
         /// `host:port`.
         addresses: Vec<String>,
+        /// The random number of the last start of the node that was renewed, as its directory has it; 0: none was. A directory that was
+        /// copied does not know later ones.
+        #[serde(default)]
+        last_start: u64,
+        /// That of this start; 0 at nodes of earlier versions.
+        #[serde(default)]
+        this_start: u64,
     },
     /// Whether the node that is asked owns the control ledger. Every node answers that. Answer: `Owner`.
     IsOwner,
@@ -209,6 +216,13 @@ pub enum ClusterReply {
     Probed {
         /// The wall clock of the node, in nanoseconds since 1970.
         wall_ns: i64,
+    },
+    /// The node was started from another copy of its directory.
+    IsCopy {
+        /// Where that one is reached: `host:port`.
+        addresses: Vec<String>,
+        /// It answers there now. Otherwise it was started after this copy was made.
+        answers: bool,
     },
 }
 
@@ -529,7 +543,11 @@ impl Payload for ClusterReply {
     fn payload(&self) -> Bytes {
         match self {
             Self::Managed { body, .. } => body.clone(),
-            Self::Records(_) | Self::Renewed { .. } | Self::Owner(_) | Self::Probed { .. } => Bytes::new(),
+            Self::Records(_)
+            | Self::Renewed { .. }
+            | Self::Owner(_)
+            | Self::Probed { .. }
+            | Self::IsCopy { .. } => Bytes::new(),
         }
     }
 

@@ -228,3 +228,36 @@ async fn an_older_ledger_goes_on_above_all_that_others_may_have_seen() {
         assert_eq!(view.cluster().unwrap().map_epoch, cluster.map_epoch + leap);
     }
 }
+
+#[tokio::test]
+async fn after_the_last_change_nothing_follows_and_it_is_the_batch_that_was_expected() {
+    let (log, store) = (Arc::new(MemLog::new()), Arc::new(MemState::default()));
+    let control = Control::open(&Env::real(), log.clone(), store.clone(), None).await.unwrap();
+    let first = Control::new_cluster(&Env::real());
+    let change = |map_epoch: u64| {
+        let mut change = control.view().unwrap().change();
+        change.cluster(&ClusterRecord { map_epoch, ..first.clone() });
+        change
+    };
+    control.commit(change(2)).await.unwrap();
+    let expected = Seq(control.seq().unwrap().0 + 1);
+    let (late, early) = (Seq(expected.0 + 1), control.seq().unwrap());
+    for other in [late, early] {
+        let refused = control.commit_last(change(9), other).await;
+        assert!(matches!(refused, Err(ControlError::Conflict)), "{refused:?}");
+    }
+    // It goes on being the owner.
+    control.commit(change(3)).await.unwrap();
+    assert!(matches!(control.commit_last(change(9), expected).await, Err(ControlError::Conflict)));
+    control.commit_last(change(4), late).await.unwrap();
+    for refused in [
+        control.commit(change(5)).await,
+        control.catch_up().await,
+        control.commit_last(change(5), Seq(late.0 + 1)).await,
+    ] {
+        assert!(matches!(refused, Err(ControlError::Failed(_))), "{refused:?}");
+    }
+    assert_eq!(log.fence().await.unwrap().tail, late);
+    let next = Control::open(&Env::real(), log, store, None).await.unwrap();
+    assert_eq!(next.view().unwrap().cluster().unwrap().map_epoch, 4);
+}

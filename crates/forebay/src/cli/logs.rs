@@ -11,9 +11,9 @@ use super::args::LogCommand;
 use super::output::{Format, print, table};
 use super::progress::while_shown;
 use super::{ask, picture};
-use crate::node::NodeDir;
+use crate::node::{FILES, NodeDir};
 
-/// How long a move may take: the first node stops and begins anew.
+/// How long a move may take: the node that owns the metadata stops and begins anew.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// How long it may take to show after no answer came.
 const LOST_PATIENCE: Duration = Duration::from_secs(20);
@@ -58,7 +58,7 @@ fn text(log: &LogInfo) -> String {
 }
 
 fn move_to(dir: &Path, request: LogMove, format: Format) -> Result<()> {
-    let before = picture(dir)?.log.tries;
+    let before = picture(dir)?.log;
     // The process that is asked ends soon after that, perhaps before its answer has come.
     let asked = ask(dir, |client| async move {
         match client.move_log(&request).await {
@@ -75,29 +75,33 @@ fn move_to(dir: &Path, request: LogMove, format: Format) -> Result<()> {
     let client = AdminClient::new(socket.as_path());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let patience = if lost.is_some() { LOST_PATIENCE } else { PATIENCE };
-    let moved = async { tokio::time::timeout(patience, while_shown("moving", wait(&client, before))).await };
+    let moved = async { tokio::time::timeout(patience, while_shown("moving", wait(&client, &before))).await };
     let log = match (runtime.block_on(moved), lost) {
         (Ok(log), _) => log?,
         (Err(_), Some(error)) => return Err(error.into()),
         (Err(_), None) => bail!(
-            "the metadata has no owner after {PATIENCE:?}: see `forebay status` and the log of the first node"
+            "the metadata has no owner after {PATIENCE:?}: see `forebay status` and the log of node {}",
+            before.owner
         ),
     };
-    if !log.at.contains("://") {
-        let interrupted = || "the process of the first node has ended in between".to_owned();
+    if log.at == before.at {
+        let interrupted = || format!("the process of node {} has ended in between", before.owner);
         bail!("the logs stay where they are: {}", log.problem.clone().unwrap_or_else(interrupted));
     }
     print(format, &log, |log| format!("the logs have moved\n{}", text(log)))
 }
 
-/// Waits for the end of a move. `before` is the number of tries before it.
-async fn wait(client: &AdminClient, before: u32) -> Result<LogInfo> {
+/// Waits for the end of a move. `before` is how the logs were before it.
+async fn wait(client: &AdminClient, before: &LogInfo) -> Result<LogInfo> {
     let mut gone: Option<Instant> = None;
     loop {
         // While it moves, nobody answers, or the node answers alone.
         match client.status().await {
-            Ok(status) if status.log.at.contains("://") => return Ok(status.log),
-            Ok(status) if status.log.tries > before && !status.log.moves => return Ok(status.log),
+            Ok(status) if is_at(&status.log) && status.log.at != before.at => return Ok(status.log),
+            // An owner of an engine notes first that its predecessor has moved nothing.
+            Ok(status) if is_at(&status.log) && status.log.tries > before.tries && !status.log.moves => {
+                return Ok(status.log);
+            }
             Err(error @ CallError::NotRunning { .. }) => {
                 if gone.get_or_insert_with(Instant::now).elapsed() > GONE_PATIENCE {
                     return Err(anyhow::Error::new(error).context("the node has ended; start it again"));
@@ -107,4 +111,9 @@ async fn wait(client: &AdminClient, before: u32) -> Result<LogInfo> {
         }
         tokio::time::sleep(LOOK).await;
     }
+}
+
+/// Whether an owner of the metadata says where the logs are: a node answers alone while it reaches none.
+fn is_at(log: &LogInfo) -> bool {
+    log.at == FILES || log.at.contains("://")
 }

@@ -25,6 +25,7 @@ mod upgrade;
 mod users;
 
 use std::future::Future;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::pin::Pin;
 use std::process::ExitCode;
@@ -38,11 +39,13 @@ use tokio::runtime::Runtime;
 pub(crate) use args::Cli;
 use args::{AuditCommand, CapacityCommand, Command, FsCommand, LimitArgs, ProfileCommand};
 
-use crate::node::NodeDir;
+use crate::node::{NodeDir, is_locked};
 
 /// How long a start waits until the drives of its node are in use, and how often it looks.
 const DRIVES_PATIENCE: Duration = Duration::from_secs(10);
 const DRIVES_LOOK: Duration = Duration::from_millis(100);
+/// How long a process that has a node's directory may take until it answers.
+const BEGINNING_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Runs one command.
 pub(crate) fn run(cli: Cli) -> Result<ExitCode> {
@@ -129,15 +132,33 @@ where
 {
     let node_dir = NodeDir::new(dir);
     let socket = node_dir.socket();
+    wait_for_beginning(&node_dir, socket.as_path());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let client = AdminClient::new(socket.as_path());
     block_on(&runtime, call(client)).map_err(|error| match error {
         admin::CallError::NotRunning { .. } => {
-            let dir = node_dir.root().display();
-            anyhow::anyhow!("no node runs in {dir}: start it with `forebay start {dir}`")
+            let (shown, log) = (node_dir.root().display(), node_dir.log_file());
+            match is_locked(&env(), &node_dir) {
+                true => anyhow::anyhow!(
+                    "the node in {shown} does not answer yet: it starts (see {})",
+                    log.display()
+                ),
+                false => anyhow::anyhow!("no node runs in {shown}: start it with `forebay start {shown}`"),
+            }
         }
         other => anyhow::Error::new(other),
     })
+}
+
+/// Waits while a process has the directory and does not answer yet: it starts, or begins anew.
+fn wait_for_beginning(dir: &NodeDir, socket: &Path) {
+    let begun = std::time::Instant::now();
+    while UnixStream::connect(socket).is_err()
+        && is_locked(&env(), dir)
+        && begun.elapsed() < BEGINNING_PATIENCE
+    {
+        std::thread::park_timeout(DRIVES_LOOK);
+    }
 }
 
 /// Runs work that this process does itself, without a node. Tasks that it has left behind are not waited for.
@@ -177,7 +198,15 @@ fn status_with_drives(dir: &Path, node: u32) -> Result<admin::NodeStatus> {
     ask(dir, |client| async move {
         let begun = tokio::time::Instant::now();
         loop {
-            let status = client.status().await?;
+            let status = match client.status().await {
+                Ok(status) => status,
+                // It begins anew just now, because the logs have moved or another node owns the metadata.
+                Err(_) if begun.elapsed() < DRIVES_PATIENCE => {
+                    tokio::time::sleep(DRIVES_LOOK).await;
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
             let lacks = status.drives.iter().any(|drive| drive.node == node && drive.state == "missing");
             if !lacks || begun.elapsed() >= DRIVES_PATIENCE {
                 return Ok(status);

@@ -206,6 +206,7 @@ fn node_table(nodes: &[NodeInfo]) -> Table {
         "VERSION",
         "LATENCY",
         "CLOCK",
+        "CERTIFICATE",
         "ADDRESSES",
         "",
     ]);
@@ -226,6 +227,7 @@ fn node_table(nodes: &[NodeInfo]) -> Table {
             node.latency_us
                 .map_or_else(|| "-".to_owned(), |latency_us| shown(Duration::from_micros(latency_us))),
             node.clock_ahead_ms.map_or_else(|| "-".to_owned(), |ahead_ms| format!("{ahead_ms:+} ms")),
+            node.certificate_days.map_or_else(|| "-".to_owned(), |days| format!("{days} days")),
             or_none(&node.addresses.join(" ")),
             if node.owner { "owns the metadata" } else { "" }.to_owned(),
         ]);

@@ -276,7 +276,7 @@ impl Running {
             Self::Node(node) => node.asked_to_move().await,
             Self::Member(member, _) => {
                 member.deposed().await;
-                tracing::error!("this node does not own the metadata any more");
+                tracing::warn!("what this process knows of the metadata is out of date");
             }
         }
     }
@@ -294,7 +294,7 @@ impl Running {
     async fn before_anew(&self) {
         match self {
             Self::Node(node) => node.move_logs().await,
-            Self::Member(..) => {}
+            Self::Member(member, _) => member.leave_engine().await,
         }
     }
 

@@ -187,17 +187,18 @@ impl Supervised {
         Ok((text("authority.pem")?, text("authority-key.pem")?))
     }
 
-    /// Ends the member of an engine that is lost, and puts its files aside.
+    /// Ends the member of an engine that is lost, or that the logs have left, and puts its files aside.
     pub(crate) fn give_up(&self) -> Result<()> {
         if !self.exists() {
             return Ok(());
         }
         let number = self.seat()?.number;
-        self.end()?;
         let root = self.dir.engine();
         // Each try has its own: what the first one puts aside is the last that is left of the lost engine.
         let aside = root.with_extension(format!("former-{number:016x}"));
-        self.env.files.rename(&root, &aside).with_context(|| format!("cannot rename {}", root.display()))
+        self.env.files.rename(&root, &aside).with_context(|| format!("cannot rename {}", root.display()))?;
+        // Nobody starts it again now.
+        self.end()
     }
 
     /// Ends the member of an attempt that has failed, and removes its files.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use base::{FsError, LedgerId, NodeId};
-use control::{CONTROL_LEDGER, Cluster, Control};
+use control::{CONTROL_LEDGER, Cluster, Control, LogMoveRecord};
 use meta::log::{LogError, StaleCopies, Vacancy};
 use meta::owner::{OwnerError, Standby, StandbyOptions};
 use meta::state::WholeLog;
@@ -18,8 +18,10 @@ use wire::replica::{ReplicaReply, ReplicaRequest, ReplicaService, STANDBY_WAIT_M
 use super::owner::{ForAll, Owner};
 use super::{Member, lock};
 use crate::engine::{Engine, EngineAddress};
+use crate::identity::OWNER;
 use crate::node::{
-    CONTROL_CACHE_BYTES, Deposed, Ended, MetaDirs, Mounts, Node, Seat, is_unfinished, replica_of_node,
+    CONTROL_CACHE_BYTES, Deposed, Ended, MetaDirs, Mounts, MovedOn, Node, Seat, is_unfinished,
+    replica_of_node,
 };
 
 /// The number of nodes that may own ledgers: the first ones of the cluster.
@@ -198,6 +200,7 @@ impl Member {
             ledgers: candidate.ledgers.clone(),
             memory: self.memory,
             out_after: self.out_after,
+            recoveries: lock(&self.membership).recoveries,
             offers: self.offers.clone(),
             vacated: Box::new(move |ledger| {
                 let (member, followed) = (member.clone(), followed.clone());
@@ -244,6 +247,12 @@ pub(super) async fn run(member: Arc<Member>, address: EngineAddress) {
                             tracing::warn!(error = %format!("{error:#}"), "the ledgers were not ended in order");
                         }
                     }
+                    Ended::Moves => {
+                        let moved = role.move_on().await.and_then(|record| member.follow_recovery(&record));
+                        if let Err(error) = moved {
+                            tracing::error!(error = %format!("{error:#}"), "the logs were not moved in order");
+                        }
+                    }
                 }
                 return;
             }
@@ -284,6 +293,13 @@ async fn stand(member: &Arc<Member>, candidate: &Arc<Candidate>) -> Result<Arc<N
     loop {
         let vacancy = wait_for_vacancy(member, candidate).await?;
         let (here, cluster) = (member.network.here(), candidate.stored().await?);
+        if member.follow_recovery(&cluster.record)? {
+            return Err(Deposed.into());
+        }
+        if member.refuses_start(&cluster) {
+            // The process ends.
+            return std::future::pending().await;
+        }
         if !is_candidate(&cluster, here) {
             tokio::time::sleep(PAUSE).await;
             continue;
@@ -291,7 +307,9 @@ async fn stand(member: &Arc<Member>, candidate: &Arc<Candidate>) -> Result<Arc<N
         let now_s = member.env.clock.wall_ns() / 1_000_000_000;
         let is_leaving =
             cluster.nodes.get(&here).is_some_and(|node| node.maintenance_left_s(now_s).is_some());
-        if is_leaving && held_back.is_none_or(|since| since.elapsed() > 2 * HOLD_BACK) {
+        let begun = cluster.record.log_move.as_ref();
+        let is_for_first = here != OWNER && begun.is_some_and(LogMoveRecord::waits_for_first_node);
+        if (is_leaving || is_for_first) && held_back.is_none_or(|since| since.elapsed() > 2 * HOLD_BACK) {
             // Others come first, if there are any.
             held_back = Some(tokio::time::Instant::now());
             tokio::time::sleep(HOLD_BACK).await;
@@ -301,6 +319,8 @@ async fn stand(member: &Arc<Member>, candidate: &Arc<Candidate>) -> Result<Arc<N
         match take(member, candidate, vacancy).await {
             // Another one was faster, or the owner is back.
             Err(error) if is_fenced(&error) => tokio::time::sleep(LOOK).await,
+            // Its store has the change now that says so.
+            Err(error) if error.is::<MovedOn>() => {}
             taken => return taken,
         }
     }

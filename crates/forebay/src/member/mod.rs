@@ -15,14 +15,14 @@ mod stores;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
-use base::DriveId;
 use base::env::{Env, File};
 use base::program::VERSION;
+use base::{DriveId, NodeId};
 use control::{Cluster, ClusterRecord, ControlError, DriveRecord, Follower};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
@@ -31,11 +31,11 @@ use wire::cluster::{ClusterReply, ClusterRequest, HostService};
 use wire::link::Services;
 
 use crate::engine::{EngineAddress, Supervised};
-use crate::identity::{IdentityFiles, Membership, RENEW_EVERY};
+use crate::identity::{IdentityFiles, Membership, OWNER, RENEW_EVERY, Starts, only_epoch};
 use crate::node::{
     Addresses, CLIENTS_SOCKET, Clients, DriveMaker, DriveSettings, LocalDrives, MemoryPlan, Mounts, Network,
-    Node, NodeDir, NodeFile, StartOptions, addresses_of, kept_settings, memory_budget, prepare_dir,
-    proof_key, remove_leftovers, tell_metrics,
+    Node, NodeDir, NodeFile, StartOptions, addresses_of, be_first_node, kept_settings, memory_budget,
+    prepare_dir, proof_key, remove_leftovers, tell_metrics,
 };
 use crate::remote::{OwnDrives, Routes};
 use candidate::Candidate;
@@ -66,6 +66,8 @@ const RENEW_PAUSE: Duration = Duration::from_secs(60);
 const GATE_PAUSE: Duration = Duration::from_secs(5);
 /// Drives among which memory is divided, at least.
 const DRIVES_MIN: usize = 2;
+/// How often a node asks anew, half a second apart, while another process seems to be it.
+const VAIN_STARTS: u32 = 20;
 /// How long a stop waits for what is to be noted in the ledgers, and how long while their logs do not answer.
 const LEDGERS_PATIENCE: Duration = Duration::from_secs(9);
 const VAIN_PATIENCE: Duration = Duration::from_secs(2);
@@ -138,6 +140,8 @@ pub(crate) struct Member {
     making_engine: tokio::sync::Mutex<()>,
     /// Its process is looked after.
     keeps_engine: AtomicBool,
+    /// The logs have left the engine of which a member is here.
+    leaves_engine: AtomicBool,
     /// This node follows the ledgers.
     stands: AtomicBool,
     /// The certificate is to be renewed now.
@@ -147,7 +151,13 @@ pub(crate) struct Member {
     candidate: Mutex<Option<Arc<Candidate>>>,
     /// This node owned the ledgers, and another one does now: it must begin anew.
     deposed: watch::Sender<bool>,
-    /// Why this program cannot serve in this cluster.
+    /// The numbers of this start.
+    starts: Mutex<Starts>,
+    /// How often it was not noted, because another process seems to be this node.
+    vain_starts: AtomicU32,
+    /// The cluster has noted this start, so that this node may act on its records.
+    is_admitted: AtomicBool,
+    /// Why this process cannot serve in this cluster.
     unfit: watch::Sender<Option<String>>,
     /// Its drives were opened, and its mounts made, as far as that was possible.
     has_looked: watch::Sender<bool>,
@@ -225,18 +235,22 @@ impl Member {
             helper: Helper::new(&env, &memory),
             stores: MemberStores::default(),
             gate: MemberGate::new(&env, &dir, &runtime, memory, options.s3.clone())?,
-            clients: Clients::new(&env),
+            clients: Clients::new(&env, only_epoch(membership.recoveries)),
             owner: KnownOwner::new(engine.is_some(), membership.recoveries),
             role: Mutex::default(),
             offers: watch::Sender::new(Services::default()),
             engine: Mutex::new(engine),
             making_engine: tokio::sync::Mutex::default(),
             keeps_engine: AtomicBool::new(false),
+            leaves_engine: AtomicBool::new(false),
             stands: AtomicBool::new(false),
             renewal: Notify::new(),
             meta_dirs: options.meta_dirs.clone(),
             candidate: Mutex::default(),
             deposed: watch::Sender::new(false),
+            starts: Mutex::new(identity.begin_start()?),
+            vain_starts: AtomicU32::new(0),
+            is_admitted: AtomicBool::new(false),
             unfit: watch::Sender::new(None),
             has_looked: watch::Sender::new(false),
             memory,
@@ -364,25 +378,48 @@ impl Member {
         candidate.map_or(Ok(()), |candidate| candidate.follow_engine(self, &next))
     }
 
-    /// Takes note that the logs were lost, and begun anew elsewhere: what this process knows of the lost ones is of no use, so it begins
-    /// anew, too.
-    fn follow_recovery(&self, record: &ClusterRecord) -> Result<()> {
+    /// Takes note that the logs are elsewhere, because they have moved or were lost: this process begins anew, with them. Returns whether
+    /// that is so.
+    fn follow_recovery(&self, record: &ClusterRecord) -> Result<bool> {
         let known = lock(&self.membership).clone();
         if record.recoveries <= known.recoveries {
-            return Ok(());
+            return Ok(false);
         }
-        let is_elsewhere = known.log.is_some_and(|log| log != record.log);
-        self.change_membership(|membership| {
-            membership.recoveries = record.recoveries;
-            if is_elsewhere {
-                membership.log = Some(record.log.clone());
-            }
-        })?;
+        let is_elsewhere = known.log.as_ref().is_some_and(|log| *log != record.log);
+        if is_elsewhere && let Some(number) = record.moved_since(known.recoveries) {
+            let candidate = lock(&self.candidate).clone();
+            candidate.map_or(Ok(()), |candidate| candidate.ledgers().may_go_on(number))?;
+        }
+        if is_elsewhere && record.log.is_empty() && known.node == OWNER {
+            be_first_node(&self.env, &self.dir, &known)?;
+        } else {
+            self.change_membership(|membership| {
+                membership.recoveries = record.recoveries;
+                if is_elsewhere {
+                    membership.log = (!record.log.is_empty()).then(|| record.log.clone());
+                }
+            })?;
+        }
         if is_elsewhere {
-            tracing::warn!(engine = record.log, "the logs of the ledgers were recovered");
+            let (from, to) = (known.log.as_deref().unwrap_or_default(), record.log.as_str());
+            tracing::warn!(from, to, "the logs of the ledgers are elsewhere");
+            let is_own = |log: &str| log.parse().is_ok_and(|log: EngineAddress| log.is_own());
+            self.leaves_engine.store(is_own(from) && !is_own(to), Ordering::Relaxed);
             self.deposed.send_replace(true);
         }
-        Ok(())
+        Ok(is_elsewhere)
+    }
+
+    /// Ends the member of an engine that the logs have left. Others do not need it: they hear of the move from the owner.
+    pub(crate) async fn leave_engine(&self) {
+        if !self.leaves_engine.load(Ordering::Relaxed) {
+            return;
+        }
+        let own = self.engine_here();
+        let given_up = tokio::task::spawn_blocking(move || own.give_up()).await;
+        if let Ok(Err(error)) = given_up {
+            tracing::warn!(error = %format!("{error:#}"), "the member of etcd that is not needed any more does not end");
+        }
     }
 
     /// Changes the place of this node in its cluster, and keeps that.
@@ -441,7 +478,17 @@ impl Member {
         lock(&self.role).clone()
     }
 
-    /// Waits until this node knows that its program cannot serve in this cluster. Returns the reason.
+    /// Whether another copy of this node's directory was started since this one was. Then this process ends.
+    fn refuses_start(&self, cluster: &Cluster) -> bool {
+        let (here, Starts { last, this }) = (self.network.here(), *lock(&self.starts));
+        let Some(record) = cluster.nodes.get(&here).filter(|record| !record.may_start(last, this)) else {
+            return false;
+        };
+        self.unfit.send_replace(Some(is_copy(here, &record.addresses, false)));
+        true
+    }
+
+    /// Waits until this node knows that its process cannot serve in this cluster. Returns the reason.
     pub(crate) async fn unfit(&self) -> anyhow::Error {
         let mut unfit = self.unfit.subscribe();
         // The sender lives as long as this.
@@ -485,13 +532,18 @@ impl Member {
             self.network.set_nodes(&nodes, &self.runtime);
             self.change_membership(|membership| membership.nodes.clone_from(&nodes))?;
         }
+        let here = self.network.here();
+        let starts = *lock(&self.starts);
+        if cluster.nodes.get(&here).is_some_and(|record| ![0, starts.this].contains(&record.start)) {
+            // The owner says whether this process may go on.
+            self.is_admitted.store(false, Ordering::Relaxed);
+            return Err(anyhow!("another start of this node was noted"));
+        }
         self.network.set_guests(cluster.client_rights(), &self.runtime);
-        self.follow_recovery(&cluster.record)?;
-        if *self.deposed.borrow() {
+        if self.follow_recovery(&cluster.record)? || *self.deposed.borrow() {
             return Ok(());
         }
         self.follow_engine(&cluster.record.log)?;
-        let here = self.network.here();
         let drives: BTreeMap<DriveId, DriveRecord> = cluster
             .drives
             .iter()
@@ -589,6 +641,9 @@ async fn follow(member: Arc<Member>) {
 }
 
 async fn follow_once(member: &Arc<Member>, follower: &mut Follower) -> Result<()> {
+    if !member.is_admitted.load(Ordering::Relaxed) {
+        renew_once(member).await?;
+    }
     let mut owner = member.owner.newest();
     owner.borrow_and_update();
     let answer = tokio::select! {
@@ -637,15 +692,42 @@ async fn renew(member: Arc<Member>) {
 async fn renew_once(member: &Arc<Member>) -> Result<()> {
     let request = member.identity.key()?.request.into();
     let addresses = lock(&member.membership).addresses.clone();
-    let request = ClusterRequest::Renew { node: member.network.here(), request, addresses };
-    let ClusterReply::Renewed { certificate, authorities, log, authority_key } =
-        member.ask_owner(request).await?
-    else {
-        anyhow::bail!("it gave another answer");
+    let (node, starts) = (member.network.here(), *lock(&member.starts));
+    let Starts { last: last_start, this: this_start } = starts;
+    let request = ClusterRequest::Renew { node, request, addresses, last_start, this_start };
+    let (certificate, authorities, log, authority_key) = match member.ask_owner(request).await? {
+        ClusterReply::Renewed { certificate, authorities, log, authority_key } => {
+            (certificate, authorities, log, authority_key)
+        }
+        ClusterReply::IsCopy { addresses, answers } => {
+            let text = is_copy(node, &addresses, answers);
+            // One that was just stopped at another address may still count as there.
+            if !answers || member.vain_starts.fetch_add(1, Ordering::Relaxed) >= VAIN_STARTS {
+                member.unfit.send_replace(Some(text.clone()));
+            }
+            anyhow::bail!(text);
+        }
+        _ => anyhow::bail!("it gave another answer"),
     };
+    if starts.last != starts.this {
+        *lock(&member.starts) = member.identity.end_start(starts)?;
+    }
+    member.is_admitted.store(true, Ordering::Relaxed);
     member.identity.keep(&certificate, &authorities)?;
     member.network.renew(&member.identity)?;
     member.follow_logs(log, &authority_key)
+}
+
+/// Why a copy of a node's directory is refused.
+fn is_copy(node: NodeId, addresses: &[String], answers: bool) -> String {
+    let at = addresses.join(", ");
+    let other = match answers {
+        true => format!("which answers at {at} now"),
+        false => format!("which was started at {at} after this copy was made"),
+    };
+    format!(
+        "this directory is a copy of that of node {node}, {other}: only one of them may run. If the other one is gone for good, or this one was put          back from a backup, let it join again: forebay token create at another node, and forebay join TOKEN here"
+    )
 }
 
 /// Publishes each change of the list of drives.

@@ -20,7 +20,8 @@ use wire::view::{NEWS_WAIT_MAX, ViewReply, ViewRequest, ViewService};
 use super::recover::LocalCopy;
 use super::{Member, lock};
 use crate::checks::{self, Ways};
-use crate::identity::{ONLY_EPOCH, OWNER};
+use crate::engine::EngineAddress;
+use crate::identity::{OWNER, only_epoch};
 use crate::node::{MetaDirs, SILENCE_PATIENCE};
 
 /// How long a node may take to say whether it is the owner.
@@ -52,7 +53,7 @@ impl KnownOwner {
     pub(super) fn new(may_move: bool, recoveries: u32) -> Self {
         let known = Self { recoveries, newest: watch::Sender::new(None), node: watch::Sender::new(None) };
         if !may_move {
-            known.note(Owner { node: OWNER, epoch: ONLY_EPOCH });
+            known.note(Owner { node: OWNER, epoch: only_epoch(recoveries) });
         }
         known
     }
@@ -230,8 +231,11 @@ impl Member {
         let _one_at_a_time = self.making_engine.lock().await;
         let engine = lock(&self.engine).clone();
         match &engine {
-            Some(engine) if !(seat.joins && engine.is_own()) => {
-                bail!("the logs of this cluster are in an engine already")
+            Some(engine) if engine.is_own() && !seat.joins => {
+                bail!("the logs of this cluster are in an etcd of Forebay already")
+            }
+            Some(engine) if seat.joins && !engine.is_own() => {
+                bail!("the logs of this cluster are not in an etcd of Forebay")
             }
             None if seat.joins => bail!("this node does not know yet that the logs are in an engine"),
             _ => {}
@@ -284,8 +288,8 @@ impl Member {
     /// Ends the member of an attempt to move the logs, which has failed.
     async fn end_engine(&self, number: u64) -> Result<()> {
         let _one_at_a_time = self.making_engine.lock().await;
-        if lock(&self.engine).is_some() {
-            bail!("the logs of this cluster are in an engine");
+        if lock(&self.engine).as_ref().is_some_and(EngineAddress::is_own) {
+            bail!("the logs of this cluster are in an etcd of Forebay");
         }
         let own = self.engine_here();
         tokio::task::spawn_blocking(move || own.undo(number)).await?

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use base::env::Env;
-use base::{DriveId, FsError, LedgerId};
+use base::{DriveId, Epoch, FsError, LedgerId};
 use client::Client;
 use control::CONTROL_LEDGER;
 use tokio::net::UnixListener;
@@ -25,7 +25,7 @@ use wire::view::{
 };
 
 use super::{NodeDir, State};
-use crate::identity::{ONLY_EPOCH, OWNER};
+use crate::identity::OWNER;
 
 /// The name of the socket.
 pub(crate) const CLIENTS_SOCKET: &str = "clients.sock";
@@ -39,13 +39,15 @@ struct Shown {
     client: Client,
 }
 
-/// The filesystems, by name.
-#[derive(Default)]
-struct Views(Mutex<BTreeMap<String, Shown>>);
+/// The filesystems, by name, and the epoch of the owner of the ledgers where only the first node may own them.
+struct Views {
+    shown: Mutex<BTreeMap<String, Shown>>,
+    only_epoch: Epoch,
+}
 
 impl Views {
     fn all(&self) -> MutexGuard<'_, BTreeMap<String, Shown>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shown.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn client(&self, name: &str) -> Result<Client, FsError> {
@@ -83,8 +85,8 @@ impl ViewService for Views {
                 ViewRequest::Reads { filesystem, ino, off, len } => {
                     self.client(&filesystem)?.bring_back_for(ino, off, len).await.map(|()| ViewReply::Same)
                 }
-                ViewRequest::Owner { known, .. } if known != ONLY_EPOCH => {
-                    Ok(ViewReply::Owner(OWNER, ONLY_EPOCH))
+                ViewRequest::Owner { known, .. } if known != self.only_epoch => {
+                    Ok(ViewReply::Owner(OWNER, self.only_epoch))
                 }
                 ViewRequest::Owner { wait_ms, .. } => {
                     tokio::time::sleep(wait(wait_ms)).await;
@@ -103,8 +105,10 @@ pub(crate) struct Clients {
 }
 
 impl Clients {
-    pub(crate) fn new(env: &Env) -> Self {
-        let (server, views) = (Server::new(env, Services::default()), Arc::default());
+    /// `only_epoch` is what [`Views`] has.
+    pub(crate) fn new(env: &Env, only_epoch: Epoch) -> Self {
+        let server = Server::new(env, Services::default());
+        let views = Arc::new(Views { shown: Mutex::default(), only_epoch });
         Self { server, views, accepting: Mutex::default() }
     }
 

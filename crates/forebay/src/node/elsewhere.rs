@@ -15,7 +15,7 @@ use futures_util::future::join_all;
 use layout::DriveState;
 use wire::cluster::{
     CheckParts, EngineCondition, EngineSeat, Finding, HostReply, HostRequest, HostService, HostedDrive,
-    NodeCondition,
+    NodeCondition, StoredLedger,
 };
 use wire::drive::{DriveHealth, DriveService};
 use wire::link::{Peer, RemoteDrive, RemoteHost};
@@ -25,6 +25,7 @@ use super::drives::{DriveEntry, OpenDrive};
 use super::management::failed;
 use super::network::addresses_of;
 use crate::checks::{self, Ways};
+use crate::engine::Supervised;
 
 /// How long a start waits for nodes that do not answer.
 const FIRST_CONTACT: Duration = Duration::from_secs(5);
@@ -184,16 +185,33 @@ impl Node {
         }
     }
 
-    /// Lets another node run a member of an engine.
+    /// Lets a node run a member of an engine.
     pub(super) async fn start_engine_at(&self, node: NodeId, seat: EngineSeat) -> Result<()> {
+        if self.opens(node) {
+            let (own, listen) = (Supervised::new(&self.env, &self.dir), self.others.settings.listen);
+            let listen = listen.context("this node has no address")?.ip();
+            return tokio::task::spawn_blocking(move || own.begin(listen, &seat)).await?;
+        }
         self.host(node)?.ask(HostRequest::StartEngine(seat)).await?;
         Ok(())
     }
 
-    /// Lets another node end the member of an attempt that has failed.
+    /// Lets a node end the member of an attempt that has failed.
     pub(super) async fn end_engine_at(&self, node: NodeId, number: u64) -> Result<()> {
+        if self.opens(node) {
+            let own = Supervised::new(&self.env, &self.dir);
+            return tokio::task::spawn_blocking(move || own.undo(number)).await?;
+        }
         self.host(node)?.ask(HostRequest::EndEngine { number }).await?;
         Ok(())
+    }
+
+    /// How far the local stores of another node have come.
+    pub(super) async fn stored_at(&self, node: NodeId) -> Result<Vec<StoredLedger>> {
+        match self.host(node)?.ask(HostRequest::Stored).await? {
+            HostReply::Stored(stored) => Ok(stored),
+            _ => bail!("node {node} gave another answer"),
+        }
     }
 
     /// How the nodes are that answer soon.

@@ -3,7 +3,6 @@
 //! what the others have, and gets a vote then. One step at a time, each decided from what is there, so that another owner goes on.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
 use std::sync::{Arc, PoisonError, Weak};
 use std::time::Duration;
 
@@ -245,13 +244,13 @@ impl Node {
     }
 
     /// Lets the first nodes run an engine, and waits until it works. If it does not, nothing of it is left at nodes that answer.
-    pub(super) async fn make_engine(&self, listen: IpAddr) -> Result<EngineAddress, AdminError> {
+    pub(super) async fn make_engine(&self, recoveries: u32) -> Result<EngineAddress, AdminError> {
         let nodes: Vec<NodeAddresses> = {
             let state = self.state.lock().await;
             addresses_of(&state.cluster).into_iter().take(MEMBERS).collect()
         };
         let conflict = |text: String| Err(AdminError::conflict(text));
-        if nodes.len() < MEMBERS || nodes[0].node != self.here() {
+        if nodes.len() < MEMBERS || nodes.iter().all(|node| node.node != self.here()) {
             return conflict(format!(
                 "an engine needs {MEMBERS} nodes, so that it goes on without one of them, and there are {}: let more join \
                  (forebay token create), or give an etcd of yours (etcd://HOST:PORT,…)",
@@ -262,12 +261,10 @@ impl Node {
             return conflict(format!("node {} does not answer: start it, or remove it before", away.node));
         }
         let number = self.env.random.next_u64();
-        let made = self.make_members(&nodes, number, listen).await;
+        let made = self.make_members(&nodes, number, recoveries).await;
         if made.is_err() {
-            let own = Supervised::new(&self.env, &self.dir);
-            let _ = tokio::task::spawn_blocking(move || own.undo(number)).await;
-            let others = nodes.iter().skip(1).map(|node| self.end_engine_at(node.node, number));
-            for problem in join_all(others).await.into_iter().filter_map(Result::err) {
+            let ends = nodes.iter().map(|node| self.end_engine_at(node.node, number));
+            for problem in join_all(ends).await.into_iter().filter_map(Result::err) {
                 tracing::warn!(problem = format!("{problem:#}"), "a member of etcd may be left over");
             }
         }
@@ -278,7 +275,7 @@ impl Node {
         &self,
         nodes: &[NodeAddresses],
         number: u64,
-        listen: IpAddr,
+        recoveries: u32,
     ) -> Result<EngineAddress> {
         let members = nodes.iter().map(member_of).collect::<Result<Vec<_>>>()?;
         let (authority, authority_key) = new_authority(self.cluster, self.env.clock.wall_ns())?;
@@ -290,16 +287,22 @@ impl Node {
             authority_key: authority_key.clone(),
             joins: false,
         };
-        let (own, here) = (Supervised::new(&self.env, &self.dir), seat(0));
-        tokio::task::spawn_blocking(move || own.begin(listen, &here)).await??;
-        let others = nodes.iter().enumerate().skip(1).map(|(index, node)| async move {
-            let started = self.start_engine_at(node.node, seat(index)).await;
-            started.with_context(|| format!("node {} cannot run a member of etcd", node.node))
-        });
-        for started in join_all(others).await {
-            started?;
+        let begin = |(index, node): (usize, &NodeAddresses)| {
+            let node = node.node;
+            async move {
+                let started = self.start_engine_at(node, seat(index)).await;
+                started.with_context(|| format!("node {node} cannot run a member of etcd"))
+            }
+        };
+        // First here: where it cannot run here, nothing happens elsewhere.
+        let (here, others): (Vec<_>, Vec<_>) =
+            nodes.iter().enumerate().partition(|(_, node)| node.node == self.here());
+        for part in [here, others] {
+            for started in join_all(part.into_iter().map(begin)).await {
+                started?;
+            }
         }
-        let address = EngineAddress::own(&members, self.cluster, 0)?;
+        let address = EngineAddress::own(&members, self.cluster, recoveries)?;
         let works = async {
             while let Err(error) = Engine::connect(&self.env, &self.dir, &address).await {
                 tracing::debug!(error = %format!("{error:#}"), "the new engine does not work yet");

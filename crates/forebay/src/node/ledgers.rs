@@ -11,10 +11,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use admin::{MetaCopyInfo, MetaDir, NodeStatus};
 use anyhow::{Context, Result, bail};
 use base::env::{Caching, Env, OpenMode};
-use base::{LedgerId, Seq};
+use base::{Epoch, LedgerId, Seq};
 use control::CONTROL_LEDGER;
 use meta::Keeper;
-use meta::log::{CopyIo, CopyState, LedgerLog, MirrorOptions, MirroredLog, StaleCopies};
+use meta::log::{CopyIo, CopyState, FileLog, LedgerLog, MirrorOptions, MirroredLog, StaleCopies};
 use meta::state::{MirroredState, Remade, RemadeFrom, StateError, WholeLog};
 use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
@@ -176,27 +176,82 @@ impl MetaDirs {
         there.into_iter().try_for_each(|store| self.note_number(store, number))
     }
 
+    /// The local stores that follow logs of the engine may also go on with those of the attempt with this number, which began them where
+    /// they end. With which of both they do, the next start decides.
+    pub(crate) fn may_go_on(&self, number: u64) -> Result<()> {
+        let Some(logs) = &self.engine else { return Ok(()) };
+        for dir in &self.record.dirs {
+            for ledger in self.env.files.list(dir).unwrap_or_default() {
+                let (store, path) = (ledger.join(STORE), ledger.join(NUMBER));
+                if self.env.files.exists(&store)
+                    && self.numbers(&path)?.is_some_and(|known| known.contains(&logs.number))
+                {
+                    self.write_numbers(&path, &[logs.number, number])?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins the log of a ledger as files of this node, behind this end. What an earlier attempt has left there goes.
+    pub(crate) fn begin_files(&self, ledger: LedgerId, end: (Epoch, Seq)) -> Result<()> {
+        for dir in self.ledger_dirs(ledger) {
+            let log = dir.join("log");
+            if !self.env.files.exists(&dir) {
+                // Its disk is not there: it gets a copy when it is.
+                continue;
+            }
+            self.env
+                .files
+                .create_dir_all(&log)
+                .with_context(|| format!("cannot create {}", log.display()))?;
+            for file in self.env.files.list(&log).with_context(|| format!("cannot read {}", log.display()))? {
+                self.env
+                    .files
+                    .remove_file(&file)
+                    .with_context(|| format!("cannot remove {}", file.display()))?;
+            }
+            FileLog::begin(&self.env, &log, end)
+                .with_context(|| format!("cannot begin {}", log.display()))?;
+            self.env.files.sync_dir(&dir).with_context(|| format!("cannot write {}", dir.display()))?;
+        }
+        Ok(())
+    }
+
     /// The local stores of a ledger.
     fn stores_of(&self, ledger: LedgerId) -> Vec<PathBuf> {
         self.ledger_dirs(ledger).iter().take(STORES_MAX).map(|dir| dir.join(STORE)).collect()
     }
 
     fn note_number(&self, store: &Path, number: u64) -> Result<()> {
-        let path = store.with_file_name(NUMBER);
-        let written = self.env.files.write_atomic(&path, format!("{number:016x}\n").as_bytes());
+        self.write_numbers(&store.with_file_name(NUMBER), &[number])
+    }
+
+    /// The attempts with whose logs the store beside this file may go on; `None`: there is no such file.
+    fn numbers(&self, path: &Path) -> Result<Option<Vec<u64>>> {
+        if !self.env.files.exists(path) {
+            return Ok(None);
+        }
+        let bytes = self.env.files.read(path).with_context(|| format!("cannot read {}", path.display()))?;
+        let lines = String::from_utf8_lossy(&bytes).into_owned();
+        Ok(Some(lines.lines().filter_map(|line| u64::from_str_radix(line, 16).ok()).collect()))
+    }
+
+    fn write_numbers(&self, path: &Path, numbers: &[u64]) -> Result<()> {
+        let lines: String = numbers.iter().map(|number| format!("{number:016x}\n")).collect();
+        let written = self.env.files.write_atomic(path, lines.as_bytes());
         written.with_context(|| format!("cannot write {}", path.display()))
     }
 
     /// Puts a store aside whose log was lost, if the logs were begun anew behind what another node had of them: it may have entries that
     /// are others now.
     fn put_former_aside(&self, store: &Path, number: u64) -> Result<()> {
-        let (path, files) = (store.with_file_name(NUMBER), &self.env.files);
-        if files.exists(&path) {
-            let known = files.read(&path).with_context(|| format!("cannot read {}", path.display()))?;
-            if known == format!("{number:016x}\n").as_bytes() {
+        let files = &self.env.files;
+        if let Some(known) = self.numbers(&store.with_file_name(NUMBER))? {
+            if known == [number] {
                 return Ok(());
             }
-            if files.exists(store) {
+            if !known.contains(&number) && files.exists(store) {
                 let aside = store.with_extension("former");
                 let shown = aside.display().to_string();
                 tracing::warn!(

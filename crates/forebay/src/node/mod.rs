@@ -64,6 +64,7 @@ use tokio::task::JoinHandle;
 use upkeep::{Pace, ScrubTargets, Scrubber};
 use wire::meta::MetaService;
 
+use crate::identity::only_epoch;
 use events::{Watch, next_event};
 use filesystems::{FilesystemEntry, OwnerPlace};
 use history::{note_drives, readable, services, tell_drives};
@@ -82,11 +83,11 @@ pub(crate) use local_mounts::{LocalMounts, MountPlace};
 pub(crate) use management::read_node_file;
 pub(crate) use memory::{MemoryPlan, budget as memory_budget};
 pub(crate) use monitor::{REOPEN_NS, REOPEN_NS_MAX};
-pub(crate) use moving::{OWN_ENGINE, is_unfinished, replica_of_node};
+pub(crate) use moving::{FILES, OWN_ENGINE, be_first_node, is_unfinished, replica_of_node};
 pub(crate) use network::{DATA_CONNECTIONS, Network, PORT, SILENCE_PATIENCE, addresses_of, proof_key};
 pub(crate) use node_file::{Addresses, NodeFile};
 pub(crate) use paths::NodeDir;
-pub(crate) use seat::{Deposed, Ended, Seat, found};
+pub(crate) use seat::{Deposed, Ended, MovedOn, Seat, found};
 pub(crate) use settings::{MetricsChoice, TrimChoice};
 pub(crate) use start::{
     CONTROL_CACHE_BYTES, FIRST_FILESYSTEM, IoChoice, StartOptions, hold_dir, is_locked, kept_settings,
@@ -230,7 +231,7 @@ impl Node {
             users_lock: Mutex::default(),
             stores_lock: Mutex::default(),
             audit: parts.audit,
-            clients: Clients::new(&parts.env),
+            clients: Clients::new(&parts.env, only_epoch(parts.state.cluster.record.recoveries)),
             runtime: Handle::current(),
             drive_settings: parts.drive_settings,
             memory: parts.memory,
@@ -281,6 +282,14 @@ impl Node {
 
     /// Writes everything out and stops all parts in the order of their dependencies. Returns the first error.
     pub(crate) async fn stop(&self, mounts: Mounts) -> Result<()> {
+        let result = self.stop_but_control(mounts).await;
+        // Nobody else may take the ledgers before they are closed.
+        self.give_back().await;
+        result
+    }
+
+    /// As [`Node::stop`], but this node goes on owning the control ledger.
+    async fn stop_but_control(&self, mounts: Mounts) -> Result<()> {
         // Fails if no receiver is left.
         let _ = self.stop_serving.send(true);
         let monitor = self.monitor.lock().expect("no holder of this lock panics").take();
@@ -297,11 +306,6 @@ impl Node {
         if self.seat.is_none() {
             result = result.and(self.stop_machine().await);
         }
-        // Nobody else may take the ledgers before they are closed.
-        if let Some(keeping) = self.keeping.lock().await.take() {
-            keeping.abort();
-        }
-        self.control.resign().await;
         result
     }
 

@@ -1,8 +1,10 @@
-//! The logs of the ledgers move from files of this node to an engine that several nodes reach.
+//! The logs of the ledgers move from files of this node to an engine that several nodes reach, or from there to another place.
 //!
-//! The node stops in order, writes down in the engine where each log ends, and then, in one file, that it is a node of a cluster with
+//! From files, the node stops in order, writes down in the engine where each log ends, and then, in one file, that it is a node of a cluster with
 //! an engine. That file decides: before it is there, the next start goes on with the files, and another try of the move replaces what
 //! this one has left in the engine.
+
+mod from_engine;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -19,8 +21,10 @@ use serde::{Deserialize, Serialize};
 use wire::BoxFuture;
 
 use super::ledgers::{LedgerFiles, MetaDirs};
+use super::local_mounts::{LocalMounts, MountPlace};
 use super::management::failed;
 use super::network::addresses_of;
+use super::settings::Settings;
 use super::{Mounts, Node, NodeDir, State};
 use crate::engine::{Engine, EngineAddress};
 use crate::identity::{IdentityFiles, Membership, OWNER};
@@ -34,6 +38,8 @@ const ENGINE_PATIENCE: Duration = Duration::from_secs(30);
 
 /// The engine that Forebay runs itself, as `log move` takes it.
 pub(crate) const OWN_ENGINE: &str = "etcd";
+/// Files of the first node, likewise.
+pub(crate) const FILES: &str = "files";
 
 /// `log-move.json`: the last move that began here.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -123,9 +129,13 @@ impl Node {
     /// Where the logs are, and the nodes that follow them.
     pub(super) fn log_info(&self, state: &State, members: Vec<EngineMemberInfo>) -> LogInfo {
         let engine = state.meta_dirs.engine().map(|engine| engine.address().to_string());
-        let tried = match &engine {
-            Some(_) => None,
-            None => MoveRecord::load(&self.env, &self.dir).ok().flatten(),
+        let (tries, problem) = match (&engine, &state.cluster.record.log_move) {
+            (Some(_), Some(begun)) => (begun.tries, begun.problem.clone()),
+            (Some(_), None) => (0, None),
+            (None, _) => match MoveRecord::load(&self.env, &self.dir) {
+                Ok(Some(record)) => (record.tries, record.problem),
+                _ => (0, None),
+            },
         };
         let control = ledger_log("cluster", self.control.seq().unwrap_or_default(), self.control.standbys());
         let filesystems = state.filesystems.values().map(|entry| {
@@ -133,12 +143,12 @@ impl Node {
             ledger_log(&entry.record.name, last, entry.owner.standbys())
         });
         LogInfo {
-            at: engine.unwrap_or_else(|| "files".to_owned()),
+            at: engine.unwrap_or_else(|| FILES.to_owned()),
             owner: self.here().0,
             members,
-            tries: tried.as_ref().map_or(0, |record| record.tries),
+            tries,
             moves: *self.moves.borrow(),
-            problem: tried.and_then(|record| record.problem),
+            problem,
             ledgers: std::iter::once(control).chain(filesystems).collect(),
         }
     }
@@ -153,24 +163,27 @@ impl Node {
             return conflict("the logs move already".to_owned());
         }
         if self.seat.is_some() {
-            let at = self.state.lock().await.meta_dirs.engine().map(|engine| engine.address().to_string());
-            return conflict(format!("the logs are in an engine already: {}", at.unwrap_or_default()));
+            return self.begin_move_of_engine(&to).await;
+        }
+        if to == FILES {
+            return conflict(format!("the logs are in files already, of node {}", self.here()));
         }
         let given: Option<EngineAddress> = match to.as_str() {
             OWN_ENGINE => None,
             given => Some(given.parse().map_err(|error| AdminError::invalid(format!("{error:#}")))?),
         };
         let dir = self.dir.root().display();
-        let Some(listen) = self.others.settings.listen else {
+        if self.others.settings.listen.is_none() {
             return conflict(format!(
                 "other machines cannot reach this node, so none could take over: start it with an address of this machine \
                  (forebay stop {dir}; forebay start {dir} --address ADDRESS)"
             ));
-        };
+        }
+        let recoveries = self.state.lock().await.cluster.record.recoveries;
         let known = MoveRecord::load(&self.env, &self.dir).map_err(failed)?;
         let number = known.as_ref().map_or_else(|| self.env.random.next_u64(), |record| record.number);
         if let Some(given) = given.clone()
-            && let Err(error) = self.check_engine(&given.of_cluster(self.cluster, 0), number).await
+            && let Err(error) = self.check_engine(&given.of_cluster(self.cluster, recoveries), number).await
         {
             return conflict(format!("{error:#}"));
         }
@@ -191,8 +204,8 @@ impl Node {
             ));
         }
         let address = match given {
-            Some(given) => given.of_cluster(self.cluster, 0),
-            None => self.make_engine(listen.ip()).await?,
+            Some(given) => given.of_cluster(self.cluster, recoveries),
+            None => self.make_engine(recoveries).await?,
         };
         // What is left to write then fits into the time of a stop.
         for client in written {
@@ -243,9 +256,10 @@ impl Node {
 
     async fn move_logs_now(&self) -> Result<()> {
         let record = MoveRecord::load(&self.env, &self.dir)?.context("there is no record of a move")?;
-        let (all, nodes) = {
+        let (all, nodes, recoveries, meta_dirs) = {
             let state = self.state.lock().await;
-            (self.all_ledgers(&state)?, addresses_of(&state.cluster))
+            let recoveries = state.cluster.record.recoveries;
+            (self.all_ledgers(&state)?, addresses_of(&state.cluster), recoveries, state.meta_dirs.clone())
         };
         let stopped = tokio::time::timeout(STOP_PATIENCE, self.stop(Mounts::Keep)).await;
         stopped.context("stopping took too long")?.context("stopping")?;
@@ -257,6 +271,8 @@ impl Node {
         }
         let copied = tokio::time::timeout(ENGINE_PATIENCE, self.write_ends(&record, &all)).await;
         copied.context("the engine took too long")??;
+        // They may have followed other logs before.
+        all.iter().try_for_each(|moving| meta_dirs.go_on(moving.ledger, record.number))?;
         // This file decides.
         let settings = &self.others.settings;
         IdentityFiles::new(&self.env, &self.dir).keep_membership(&Membership {
@@ -266,7 +282,7 @@ impl Node {
             addresses: settings.advertised(),
             nodes,
             log: Some(record.to),
-            recoveries: 0,
+            recoveries,
         })
     }
 
@@ -341,4 +357,21 @@ pub(super) fn forget_files(env: &Env, dir: &NodeDir, meta_dirs: &MetaDirs) -> Re
         }
     }
     remove(&path)
+}
+
+/// Makes this machine, which was one of several that may own the ledgers, the first node of a cluster with their logs in its files.
+pub(crate) fn be_first_node(env: &Env, dir: &NodeDir, known: &Membership) -> Result<()> {
+    let mut settings = Settings::load(env, dir)?;
+    let elsewhere = if known.addresses == [known.listen.to_string()] { &[] } else { &*known.addresses };
+    settings.listen_at(Some(known.listen), elsewhere)?;
+    settings.save(env, dir)?;
+    let mounts = LocalMounts::load(env, dir, Vec::new())?;
+    for (id, place) in mounts.all() {
+        // They go on in processes of their own.
+        let others = place.options.split(',').filter(|it| !it.is_empty() && !it.starts_with("process="));
+        let options: Vec<&str> = others.chain(["process=own"]).collect();
+        mounts.set(id, MountPlace { options: options.join(","), ..place })?;
+    }
+    // This decides.
+    IdentityFiles::new(env, dir).forget_membership()
 }

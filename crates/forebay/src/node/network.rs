@@ -273,6 +273,7 @@ pub(super) async fn ready_owner(
         if known.as_ref() != Some(&record) {
             plan.set_node(record);
         }
+        plan.certify_node(OWNER, now_ns / 1_000_000_000);
         Ok(())
     };
     control.plan(decide).await?;

@@ -15,7 +15,8 @@ use base::NodeId;
 use base::env::Env;
 use bytes::Bytes;
 use control::{
-    ClientRecord, ClientRights, Cluster, Control, Plan, SECRET_BYTES, Token, TokenRecord, key_of_request,
+    CERTIFICATE_S, ClientRecord, ClientRights, Cluster, Control, Plan, SECRET_BYTES, Token, TokenRecord,
+    key_of_request,
 };
 use layout::DriveState;
 use tokio::runtime::Handle;
@@ -241,8 +242,9 @@ impl ClusterService for ForOthers {
                     let (status, body) = self.manage((node, id), method, path, body).await;
                     Ok(ClusterReply::Managed { status, body })
                 }
-                ClusterRequest::Renew { node, request, addresses } => {
-                    self.node.renew_certificate(node, &request, addresses).await.map_err(declined)
+                ClusterRequest::Renew { node, request, addresses, last_start, this_start } => {
+                    let starts = (last_start, this_start);
+                    self.node.renew_certificate(node, &request, addresses, starts).await.map_err(declined)
                 }
             }
         })
@@ -334,13 +336,30 @@ impl Node {
         node: NodeId,
         request: &[u8],
         addresses: Vec<String>,
+        starts: (u64, u64),
     ) -> Result<ClusterReply> {
         let key = key_of_request(request)?;
-        let known = self.state.lock().await.cluster.nodes.get(&node).map(|record| record.key.clone());
-        if known.as_ref() != Some(&key) {
+        let known = self.state.lock().await.cluster.nodes.get(&node).cloned();
+        let Some(known) = known.filter(|record| record.key == key) else {
             bail!("node {node} is not in the cluster with this key");
+        };
+        let is_copy = |answers| Ok(ClusterReply::IsCopy { addresses: known.addresses.clone(), answers });
+        let is_new = starts.1 != 0 && starts.1 != known.start;
+        if is_new && known.start != 0 && known.addresses != addresses && self.is_reached(node) {
+            return is_copy(true);
         }
-        self.plan(|plan| Ok(plan.move_node(node, &addresses)?)).await?;
+        let now_s = self.env.clock.wall_ns() / 1_000_000_000;
+        let may_start = self.plan(|plan| {
+            let may_start = starts.1 == 0 || plan.start_node(node, starts);
+            if may_start {
+                plan.move_node(node, &addresses)?;
+                plan.certify_node(node, now_s);
+            }
+            Ok(may_start)
+        });
+        if !may_start.await? {
+            return is_copy(false);
+        }
         let authority = &self.others.issuer.authority;
         let issued = authority.issue(self.cluster, Party::Node(node), request, self.env.clock.wall_ns())?;
         let authorities = authority.certificate_pem().to_owned();
@@ -467,6 +486,7 @@ impl Node {
                 drives: sizes.len() as u32,
                 capacity_bytes: sizes.iter().sum(),
                 owner: record.id == self.here(),
+                certificate_days: record.certified_s.map(|made_s| (made_s + CERTIFICATE_S - now_s) / 86_400),
                 maintenance_s: record.maintenance_left_s(now_s),
             }
         };

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use base::env::Env;
 use base::{Epoch, LedgerId, Seq};
-use control::{CONTROL_LEDGER, Cluster, Control, FilesystemRecord, Plan};
+use control::{CONTROL_LEDGER, Cluster, Control, FilesystemRecord, LogMoveRecord, Plan};
 use meta::history::Evidence;
 use meta::log::{StaleCopies, Vacancy};
 use meta::state::WholeLog;
@@ -56,6 +56,8 @@ pub(crate) struct Seat {
     pub(crate) ledgers: MetaDirs,
     pub(crate) memory: MemoryPlan,
     pub(crate) out_after: Option<Duration>,
+    /// How often the logs were begun elsewhere, as far as this machine knows.
+    pub(crate) recoveries: u32,
     /// What the owner serves. The machine offers it to others, beside its own services.
     pub(crate) offers: watch::Sender<Services>,
     /// Waits until the last owner of a ledger is gone for certain, and ends the standby of this machine. Returns what the log
@@ -75,6 +77,18 @@ impl std::fmt::Display for Deposed {
 
 impl std::error::Error for Deposed {}
 
+/// The logs of the ledgers have moved: the last change in the control ledger says where. Nothing more may be added to them here.
+#[derive(Debug)]
+pub(crate) struct MovedOn;
+
+impl std::fmt::Display for MovedOn {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("the logs of the ledgers have moved")
+    }
+}
+
+impl std::error::Error for MovedOn {}
+
 /// Why an owner of the ledgers is one no more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ended {
@@ -84,6 +98,8 @@ pub(crate) enum Ended {
     Halted,
     /// This node is to be away.
     Leaves,
+    /// The logs are to move.
+    Moves,
 }
 
 impl Node {
@@ -92,6 +108,10 @@ impl Node {
     pub(crate) async fn take(env: Env, dir: NodeDir, seat: Seat, vacant: Vacancy) -> Result<Arc<Self>> {
         let files = seat.ledgers.opened(CONTROL_LEDGER, CONTROL_CACHE_BYTES).await?;
         let control = Control::open(&env, files.log.clone(), files.state.clone(), Some(vacant)).await?;
+        if control.view()?.cluster()?.recoveries > seat.recoveries {
+            control.resign().await;
+            return Err(MovedOn.into());
+        }
         let control = Arc::new(control);
         // From now on others wait for this node, however long the rest takes.
         let kept = control.clone();
@@ -128,7 +148,7 @@ impl Node {
         (control, control_files): (Arc<Control>, LedgerFiles),
     ) -> Result<Arc<Self>> {
         control.begin(&env, &Evidence::default()).await?;
-        note_engine(&control, &seat.ledgers).await?;
+        note_engine(&control, &seat).await?;
         let cluster = Cluster::of(&control.view()?)?;
         let others = Others::of_machine(&env, &dir, &control, &seat)?;
         let (accounts, map) = (open_accounts(&env, &dir, &control).await?, cluster.map());
@@ -207,6 +227,10 @@ impl Node {
         self.start_scrub().await;
         super::engine_members::begin(self);
         self.start_monitor();
+        let begun = self.state.lock().await.cluster.record.log_move.clone();
+        if begun.is_some_and(|begun| begun.waits_for_first_node()) {
+            self.moves.send_replace(true);
+        }
         Ok(())
     }
 
@@ -230,6 +254,9 @@ impl Node {
             if *self.leaves.borrow() {
                 return Ended::Leaves;
             }
+            if *self.moves.borrow() {
+                return Ended::Moves;
+            }
             let state = self.state.lock().await;
             if state.filesystems.values().any(|entry| entry.owner.stat().halted) {
                 // A node that has taken the ledgers stops the owners here one after another.
@@ -252,13 +279,18 @@ impl Node {
     }
 }
 
-/// Notes where the logs are, for nodes that joined when they were in files.
-async fn note_engine(control: &Control, ledgers: &MetaDirs) -> Result<()> {
-    let Some(engine) = ledgers.engine() else { return Ok(()) };
+/// Notes where the logs are, for nodes that joined when they were in files, and that they have not moved since.
+async fn note_engine(control: &Control, seat: &Seat) -> Result<()> {
+    let Some(engine) = seat.ledgers.engine() else { return Ok(()) };
+    let is_first = seat.network.here() == OWNER;
     let address = engine.address().to_string();
     let decide = |plan: &mut Plan| -> Result<()> {
         if plan.next().record.log.is_empty() {
             plan.set_cluster(|cluster| cluster.log.clone_from(&address));
+        }
+        let goes_on = plan.next().record.log_move.as_ref().is_some_and(LogMoveRecord::waits_for_first_node);
+        if !(is_first && goes_on) {
+            plan.fail_log_move("the node that owned the metadata ended in between; nothing has moved");
         }
         Ok(())
     };

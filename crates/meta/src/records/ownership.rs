@@ -9,7 +9,7 @@ use tokio::sync::watch;
 use wire::BoxFuture;
 use wire::replica::{ReplicaReply, ReplicaRequest, ReplicaService, STANDBY_WAIT_MAX};
 
-use super::{Records, RecordsError};
+use super::{Changes, Records, RecordsError};
 use crate::log::{AppendError, LedgerLog, LogError, Room};
 use crate::owner::{RENEW_PAUSE, Replicas, StandbyStat, Tenure, give_back, trim_to};
 use crate::state::State;
@@ -107,6 +107,22 @@ impl Records {
         if ownership.tenure.term.is_some() {
             give_back(&*self.log, self.sealed).await;
         }
+    }
+
+    /// As [`Records::commit`], as the last change: this owner changes nothing afterwards, whether this succeeds or not. Only an error of
+    /// `decide` leaves it the owner. It does not give the ledger back: standbys wait until its lease has ended.
+    pub async fn commit_last<E: From<RecordsError>>(
+        &self,
+        decide: impl FnOnce(&dyn State, Seq) -> Result<Changes, E>,
+    ) -> Result<(), E> {
+        let mut end = self.end.lock().await;
+        self.check_owner()?;
+        self.finish_late(&mut end).await?;
+        let changes = decide(&*self.state, Seq(end.seq.0 + 1))?;
+        if let Some(ownership) = &self.ownership {
+            ownership.end(Standing::Former);
+        }
+        Ok(self.put(&mut end, changes).await?)
     }
 
     /// Nodes that follow the ledger and were heard of lately.

@@ -5,25 +5,26 @@ use std::path::PathBuf;
 use clap::Subcommand;
 
 use crate::engine::EngineAddress;
-use crate::node::OWN_ENGINE;
+use crate::node::{FILES, OWN_ENGINE};
 
 fn engine(text: &str) -> Result<String, String> {
-    if text == OWN_ENGINE {
+    if [OWN_ENGINE, FILES].contains(&text) {
         return Ok(text.to_owned());
     }
     text.parse::<EngineAddress>().map(|address| address.to_string()).map_err(|error| format!("{error:#}"))
 }
 
-const MOVE_HELP: &str = "Before: the logs are files of the first node, and everything waits while that node is away. After: the first three
-nodes of the cluster follow the ledgers, and each can take them over. Metadata stands still for some seconds while
-the first node's process begins anew; mounts in processes of their own wait, and lose nothing.
+const MOVE_HELP: &str = "In files of the first node: everything waits while that node is away. In an engine: the first three nodes of the cluster
+follow the ledgers, and each can take them over. Metadata stands still for some seconds while the process of the node that
+owns it begins anew; mounts in processes of their own wait, and lose nothing.
 
-If a move fails, the logs stay in files, and the command may be given again. `forebay log show` says where they are.
+If a move fails, the logs stay where they are, and the command may be given again. `forebay log show` says where that is.
 
 Examples:
   forebay log move /srv/forebay etcd                    # Forebay runs etcd on the first three nodes (Debian: etcd-server)
   forebay log move /srv/forebay etcd://10.0.0.1:2379,10.0.0.2:2379,10.0.0.3:2379
-  forebay log move /srv/forebay postgres://10.0.0.7:5432,10.0.0.8:5432/forebay?password-file=/etc/forebay/password";
+  forebay log move /srv/forebay postgres://10.0.0.7:5432,10.0.0.8:5432/forebay?password-file=/etc/forebay/password
+  forebay log move /srv/forebay files                   # back to one node";
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum LogCommand {
@@ -36,14 +37,15 @@ pub(crate) enum LogCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Move the logs from files of the first node to an engine, so that other nodes can take over.
+    /// Move the logs to an engine, so that other nodes can take over; to another engine; or back to files of the first node.
     #[command(after_help = MOVE_HELP)]
     Move {
         /// The directory of any node.
         dir: PathBuf,
         /// `etcd`: one that the first three nodes run themselves; or one of yours:
         /// etcd://HOST:PORT,…[?prefix=NAME&ca=FILE&cert=FILE&key=FILE], or PostgreSQL:
-        /// postgres://HOST:PORT,…/DATABASE[?user=NAME&password-file=FILE&ca=FILE&prefix=NAME&single=yes]
+        /// postgres://HOST:PORT,…/DATABASE[?user=NAME&password-file=FILE&ca=FILE&prefix=NAME&single=yes]; or `files`: those of
+        /// the first node. While it is away, everything waits then.
         #[arg(value_parser = engine)]
         to: String,
         /// Mounts in the first node's own process may end: programs that have files open there fail. They are made anew.
