@@ -219,21 +219,79 @@ removed_without_a_spare() {
         wait_until 20 drive_is swap 0 out && same swap before && state_is swap healthy
 }
 
-# Two drives more: data moves until each has its share, and leaves nothing behind. The node dies in between.
-balanced() {
+# Two drives more: what would move is said, and nothing does.
+forecast_of_balance() {
     local dir=$WORK/share
-    "$FOREBAY" drive add "$dir" && "$FOREBAY" drive add "$dir"
+    "$FOREBAY" fs balance "$dir" main --dry-run | grep 'main is balanced: nothing is to be moved'
+    "$FOREBAY" drive add "$dir"
+    "$FOREBAY" drive add "$dir"
     json share | jq -e '.drives[7].space.live_bytes < 1000000'
-    "$FOREBAY" fs balance "$dir" main --json | jq -e .balancing
-    wait_until 30 rebuilds_some share
-    node_kill share && node_start share
-    json share | jq -e '.filesystems[0].balancing' && "$FOREBAY" status "$dir" | grep 'being balanced'
-    wait_until 180 has_its_share share && becomes_whole share && same share before
-    json share | jq -c '[.drives[].space.live_bytes]'
-    json share | jq -e '[.drives[].space.live_bytes] | min * 3 > max * 2'
-    "$FOREBAY" fs balance "$dir" main >/dev/null && wait_until 20 has_its_share share
-    node_stop share && node_fsck share && node_start share
+    forecast
+    jq -e '.balancing == false and .groups > 16 and .eta_s > 0 and (.drives | length) == 8' "$WORK/forecast.json"
+    jq -e '.survives.drives == 2 and .survives_after.drives == 2' "$WORK/forecast.json"
+    # Two of eight drives get a quarter.
+    jq -e '.move_bytes / ([.drives[].used_bytes] | add) | . > 0.2 and . < 0.3' "$WORK/forecast.json"
+    "$FOREBAY" fs balance "$dir" main --dry-run | grep 'main would be balanced: '
+    expect_fail 'is not being balanced' "$FOREBAY" fs balance "$dir" main --abort
+    sleep 3
+    has_its_share share
+    whole share
 }
+forecast() { "$FOREBAY" fs balance "$WORK/share" main --dry-run --json | tee "$WORK/forecast.json"; }
+
+# What moves goes back, and the new drives are as empty as before. While background work is paused, nothing begins.
+balance_aborted() {
+    local dir=$WORK/share
+    "$FOREBAY" upkeep "$dir" --pause
+    "$FOREBAY" fs balance "$dir" main | grep 'waits .*paused'
+    sleep 3
+    whole share
+    [ "$(fs_number share repair.rebuilt_bytes)" = 0 ]
+    "$FOREBAY" upkeep "$dir" --resume --rate 1MiB
+    wait_until 30 rebuilds_some share
+    "$FOREBAY" upkeep "$dir" --pause
+    "$FOREBAY" status "$dir" | grep 'being balanced: [0-9]* placement groups left'
+    json share | jq -e --slurpfile said "$WORK/forecast.json" '.filesystems[0].balance_left_groups | . > 16 and . <= $said[0].groups'
+    "$FOREBAY" fs balance "$dir" main --abort --json | jq -e '.balancing == false and .groups > 0'
+    has_its_share share
+    same share before
+    "$FOREBAY" upkeep "$dir" --resume --rate 256MiB
+    becomes_whole share
+    same share before
+    drives_hold used_bytes
+}
+
+# drives_hold FIELD: each drive holds about what the forecast said.
+drives_hold() {
+    json share | jq -c '[.drives[].space.live_bytes]'
+    json share | jq -e --arg field "$1" --slurpfile said "$WORK/forecast.json" '[.drives[].space.live_bytes] as $now |
+        [$said[0].drives[][$field]] as $said | (($now | max) / 10) as $off | all(range(8); ($now[.] - $said[.] | fabs) < $off)'
+}
+
+# Data moves until each drive has its share, as was forecast, and leaves nothing behind. The node dies in between.
+balanced() {
+    local dir=$WORK/share rebuilt
+    forecast
+    "$FOREBAY" upkeep "$dir" --rate 32MiB
+    rebuilt=$(fs_number share repair.rebuilt_bytes)
+    "$FOREBAY" fs balance "$dir" main --json | jq -e .balancing
+    wait_until 30 rebuilds_more share "$rebuilt"
+    node_kill share
+    node_start share
+    json share | jq -e '.filesystems[0].balancing'
+    "$FOREBAY" status "$dir" | grep 'being balanced'
+    wait_until 180 has_its_share share
+    becomes_whole share
+    same share before
+    drives_hold used_after_bytes
+    json share | jq -e '[.drives[].space.live_bytes] | min * 3 > max * 2'
+    "$FOREBAY" fs balance "$dir" main | grep 'nothing is to be moved'
+    has_its_share share
+    node_stop share
+    node_fsck share
+    node_start share
+}
+rebuilds_more() { [ "$(fs_number "$1" repair.rebuilt_bytes)" -gt "$2" ]; }
 has_its_share() { json "$1" | jq -e '.filesystems[0].balancing == false' >/dev/null; }
 
 # A drive that stays away is given up if there is another one.
@@ -413,6 +471,8 @@ check "replaced: a drive without a spare is not emptied, with one it is" removed
 check "replaced: the node stops" node_gone swap
 check "balanced: the node starts" node_start share --drives 6 --drive-size 512M --profile 4+2
 check "balanced: a tree is written" copy share before
+check "balanced: a forecast says what would move to drives that were added" forecast_of_balance
+check "balanced: an abort brings back what is moving, a pause begins nothing" balance_aborted
 check "balanced: data moves to drives that were added" balanced
 check "balanced: the node stops" node_gone share
 check "spare: the node starts" node_start spare --drives 7 --drive-size 512M --profile 4+2

@@ -8,6 +8,7 @@ use wire::BoxFuture;
 use wire::event::Event;
 
 use crate::backups::{BackupControl, BackupsInfo};
+use crate::balancing::{BalanceFilesystem, FilesystemBalance};
 use crate::damage::DamageInfo;
 use crate::filesystem_groups::FilesystemGroupControl;
 use crate::logs::{LogControl, LogInfo};
@@ -345,6 +346,9 @@ pub struct FilesystemInfo {
     /// Whether stored data is being moved until every drive has its share.
     #[serde(default)]
     pub balancing: bool,
+    /// Placement groups of which data has still to move for that; `None`: not known yet, or it is not being balanced.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub balance_left_groups: Option<u64>,
     /// Mount point.
     pub mount: Option<String>,
     /// How requests of the mount come from the kernel: `device` or `uring`.
@@ -512,14 +516,6 @@ pub struct ReplaceDrive {
 pub struct SetProfile {
     /// Profile such as `4+2`.
     pub profile: String,
-}
-
-/// Whether stored data is moved until every drive has its share.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct SetBalance {
-    /// `false` ends it after the moves under way.
-    pub on: bool,
 }
 
 /// A filesystem to create.
@@ -700,12 +696,12 @@ pub trait NodeControl:
         name: String,
         request: SetProfile,
     ) -> BoxFuture<'_, Result<FilesystemInfo, AdminError>>;
-    /// Begins or ends to move stored data until every drive has its share.
-    fn set_balance(
+    /// Moves stored data until every drive has its share, says what that would move, or ends it.
+    fn balance(
         &self,
         name: String,
-        request: SetBalance,
-    ) -> BoxFuture<'_, Result<FilesystemInfo, AdminError>>;
+        request: BalanceFilesystem,
+    ) -> BoxFuture<'_, Result<FilesystemBalance, AdminError>>;
     /// Changes the limits of a filesystem's content.
     fn set_limits(
         &self,

@@ -22,9 +22,10 @@ use wire::event::Event;
 
 use crate::api::{
     AddDrive, AdminError, CreateFilesystem, DriveInfo, FailDrive, FilesystemInfo, FsckInfo, MetaDir,
-    MountRequest, NodeStatus, RemoveDrive, ReplaceDrive, SetBalance, SetLimits, SetProfile, SetSpares,
-    SetUpkeep, SpareInfo, UpkeepInfo, WhyInfo,
+    MountRequest, NodeStatus, RemoveDrive, ReplaceDrive, SetLimits, SetProfile, SetSpares, SetUpkeep,
+    SpareInfo, UpkeepInfo, WhyInfo,
 };
+use crate::balancing::{BalanceFilesystem, FilesystemBalance};
 
 /// Longest wait for an answer.
 const DEADLINE: Duration = Duration::from_secs(120);
@@ -191,8 +192,12 @@ impl AdminClient {
         self.call(Method::POST, &path, Some(request)).await
     }
 
-    /// Begins or ends to move stored data until every drive has its share.
-    pub async fn set_balance(&self, name: &str, request: SetBalance) -> Result<FilesystemInfo, CallError> {
+    /// Moves stored data until every drive has its share, says what that would move, or ends it.
+    pub async fn balance(
+        &self,
+        name: &str,
+        request: BalanceFilesystem,
+    ) -> Result<FilesystemBalance, CallError> {
         let path = format!("/v1/filesystems/{}/balance", percent_encode(name.as_bytes()));
         self.call(Method::POST, &path, Some(&request)).await
     }

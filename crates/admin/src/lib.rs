@@ -5,6 +5,7 @@
 
 mod api;
 mod backups;
+mod balancing;
 mod client;
 mod damage;
 mod filesystem_groups;
@@ -19,11 +20,11 @@ mod users;
 pub use api::{
     AddDrive, AdminError, CreateFilesystem, DriveInfo, ExtentInfo, FailDrive, FilesystemInfo, FsckFilesystem,
     FsckFinding, FsckInfo, LedgerInfo, MemoryInfo, MetaCopyInfo, MetaDir, MountRequest, NodeControl,
-    NodeStatus, OrphanInfo, PackInfo, RemoveDrive, RepairInfo, ReplaceDrive, ScrubInfo, SetBalance,
-    SetLimits, SetProfile, SetSpares, SetUpkeep, ShardInfo, ShortageInfo, SpaceInfo, SpareInfo, UpkeepInfo,
-    WhyInfo,
+    NodeStatus, OrphanInfo, PackInfo, RemoveDrive, RepairInfo, ReplaceDrive, ScrubInfo, SetLimits,
+    SetProfile, SetSpares, SetUpkeep, ShardInfo, ShortageInfo, SpaceInfo, SpareInfo, UpkeepInfo, WhyInfo,
 };
 pub use backups::{BackupControl, BackupInfo, BackupsInfo, SetBackups};
+pub use balancing::{BalanceFilesystem, DriveShare, FilesystemBalance, Survives};
 pub use client::{AdminClient, CallError, percent_encode};
 pub use damage::{DamageInfo, LostFileInfo};
 pub use filesystem_groups::{

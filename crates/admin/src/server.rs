@@ -33,8 +33,9 @@ use wire::BoxFuture;
 
 use crate::api::{
     AddDrive, AdminError, CreateFilesystem, FailDrive, MetaDir, MountRequest, NodeControl, RemoveDrive,
-    ReplaceDrive, SetBalance, SetLimits, SetProfile, SetSpares, SetUpkeep,
+    ReplaceDrive, SetLimits, SetProfile, SetSpares, SetUpkeep,
 };
+use crate::balancing::BalanceFilesystem;
 
 pub use metrics::serve_metrics;
 
@@ -144,8 +145,8 @@ fn filesystem_router() -> Router<Node> {
             post(
                 async |State(node): State<Node>,
                        Path(name): Path<String>,
-                       Json(request): Json<SetBalance>| {
-                    answer(node.set_balance(name, request).await)
+                       Json(request): Json<BalanceFilesystem>| {
+                    answer(node.balance(name, request).await)
                 },
             ),
         )

@@ -4,6 +4,7 @@
 mod absence;
 mod authority;
 mod backups;
+mod balancing;
 mod change;
 mod clients;
 mod cluster;
@@ -27,6 +28,7 @@ mod write_sets;
 pub use absence::WideAbsence;
 pub use authority::{Authority, AuthorityError, CERTIFICATE_S, Issued, NewKey, key_of_request};
 pub use backups::{BackupPlace, BackupRecord, BackupsRecord, BegunRecord};
+pub use balancing::{BalanceForecast, BalanceWait, Balancing};
 pub use change::ControlChange;
 pub use clients::{ClientRecord, ClientRights};
 pub use cluster::{Cluster, Plan};
@@ -36,7 +38,7 @@ pub use former::FormerMount;
 pub use joining::{JoinError, NotAToken, SECRET_BYTES, Token, TokenRecord, check_address};
 pub use ledger::{CONTROL_LEDGER, Control, ControlError, ControlView};
 pub use log_moves::LogMoveRecord;
-pub use members::{Balancing, Finished};
+pub use members::Finished;
 pub use protection::{Owed, Seen};
 pub use records::{
     ClusterRecord, DriveRecord, FilesystemRecord, GroupSet, MAINTENANCE_S_MAX, NodeRecord, ScrubRecord,

@@ -1,12 +1,9 @@
 //! Drives that come, go and return, and the positions in placement groups that follow.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
-use base::{DriveId, Epoch, NodeId};
-use layout::{
-    DriveState, PlacementError, PlacementGroup, Profile, Rebuilding, balance_groups, replace_members,
-    return_members,
-};
+use base::{DriveId, NodeId};
+use layout::{DriveState, PlacementError, PlacementGroup, Rebuilding, replace_members, return_members};
 
 use crate::protection::{Owed, Seen};
 use crate::{Cluster, DriveRecord, FilesystemRecord, NodeRecord, Plan};
@@ -20,41 +17,12 @@ pub struct Finished {
     pub empty: Vec<DriveId>,
 }
 
-/// How far a filesystem is balanced.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Balancing {
-    /// Positions of this number of groups move now.
-    Moves(usize),
-    /// A drive is away, or groups are being rebuilt.
-    Waits,
-    /// Every drive has its share.
-    Done,
-}
-
 impl Cluster {
     /// The groups after others have taken over the positions of drives that go. Positions for which there is no other drive stay.
     fn replaced(&self, gone: &BTreeSet<DriveId>, seen: &Seen) -> Vec<PlacementGroup> {
         let spare = self.slots(&seen.up.difference(gone).copied().collect());
         let groups: Vec<PlacementGroup> = self.groups.values().cloned().collect();
         replace_members(&groups, gone, &spare, &self.places())
-    }
-
-    /// The groups of a filesystem that change until each drive has its share. `None` while a drive is away, or while groups are
-    /// being rebuilt.
-    fn balanced(&self, record: &FilesystemRecord, seen: &Seen) -> Option<Vec<PlacementGroup>> {
-        // Groups that were planned later have less data, so each plan is balanced by itself.
-        let mut plans: BTreeMap<(Profile, Epoch), Vec<PlacementGroup>> = BTreeMap::new();
-        for (profile, groups) in record.all_sets() {
-            for group in self.groups_of(groups) {
-                plans.entry((profile, group.planned)).or_default().push(group.clone());
-            }
-        }
-        let is_away = |drive: &DriveRecord| !drive.is_given_up() && !seen.up.contains(&drive.id);
-        let is_rebuilding = |group: &PlacementGroup| !group.rebuilding.is_empty();
-        let waits = self.drives.values().any(is_away) || plans.values().flatten().any(is_rebuilding);
-        let rule = self.rule(record).ok().filter(|_| !waits)?;
-        let slots = self.slots(&seen.up);
-        Some(plans.values().flat_map(|groups| balance_groups(groups, &slots, rule)).collect())
     }
 
     /// Whether others could take over a position of this drive, or have taken over all of them.
@@ -159,9 +127,16 @@ impl Plan {
         self.set_node(NodeRecord { draining, ..record });
         back.iter().for_each(|id| self.set_drive_state(*id, DriveState::Up));
         let groups: Vec<PlacementGroup> = self.next().groups.values().cloned().collect();
-        let changed = return_members(&groups, &back, &self.next().places());
-        changed.into_iter().for_each(|group| self.set_group(group));
+        self.turn_back(&groups, &back);
         back.into_iter().collect()
+    }
+
+    /// Gives drives back what others are taking over from them, in these groups. Returns the number of groups that change.
+    pub(crate) fn turn_back(&mut self, groups: &[PlacementGroup], back: &BTreeSet<DriveId>) -> usize {
+        let changed = return_members(groups, back, &self.next().places());
+        let count = changed.len();
+        changed.into_iter().for_each(|group| self.set_group(group));
+        count
     }
 
     /// Gives the positions of drives that were given up to drives that are up. Returns the number of groups that change.
@@ -214,23 +189,6 @@ impl Plan {
         }
     }
 
-    /// Moves positions of a filesystem's groups, until each drive has its share of them, and the groups follow the strictest rule
-    /// that the drives allow: at most `groups_max` groups with this plan. Stored data moves with them. At the end the record says that
-    /// the filesystem is not being balanced any more.
-    pub fn balance(&mut self, record: FilesystemRecord, seen: &Seen, groups_max: usize) -> Balancing {
-        let Some(mut changed) = self.next().balanced(&record, seen) else { return Balancing::Waits };
-        if changed.is_empty() {
-            if record.balancing {
-                self.set_filesystem(FilesystemRecord { balancing: false, ..record });
-            }
-            return Balancing::Done;
-        }
-        changed.truncate(groups_max);
-        let count = changed.len();
-        changed.into_iter().for_each(|group| self.set_group(group));
-        Balancing::Moves(count)
-    }
-
     /// A drive came back as an older copy of itself: its groups are compared with it, and what it lacks is restored.
     pub fn returned_with_gap(&mut self, id: DriveId) {
         let returned = self.next().groups.values().filter_map(|group| group.returned_with_gap(id));
@@ -270,8 +228,10 @@ impl Plan {
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use std::collections::BTreeMap;
+
     use base::env::Env;
-    use base::{DriveUuid, PgId};
+    use base::{DriveUuid, Epoch};
     use layout::{FailureDomain, Spread};
     use wire::drive::DriveMark;
 
@@ -321,7 +281,7 @@ pub(crate) mod tests {
     }
 
     /// All groups are rebuilt, at the epochs that they have.
-    fn finished(cluster: &Cluster) -> (Finished, Cluster) {
+    pub(crate) fn finished(cluster: &Cluster) -> (Finished, Cluster) {
         let mut plan = Plan::new(cluster.clone());
         let finished = plan.finish(|_| true);
         (finished, plan.into_next())
@@ -512,71 +472,6 @@ pub(crate) mod tests {
         let up = seen_without(&now, &[0, 1]).up;
         assert_eq!(now.write_profile(record, &up).unwrap().to_string(), "2+2");
         assert_eq!(now.replaceable(DriveId(0), &seen_without(&now, &[0])), 0, "no node has room for a third");
-    }
-
-    /// Positions of each drive in these groups.
-    fn positions(cluster: &Cluster, groups: &[PgId]) -> Vec<usize> {
-        let members: Vec<DriveId> =
-            cluster.groups_of(groups).flat_map(|group| group.members.clone()).collect();
-        let count = |id| members.iter().filter(|member| **member == id).count();
-        cluster.drives.keys().map(|id| count(*id)).collect()
-    }
-
-    #[test]
-    fn balancing_takes_steps_until_new_drives_have_their_share() {
-        let mut now = cluster(&[8], "r3");
-        let mut plan = Plan::new(now.clone());
-        // The new groups have no data: the old ones are balanced by themselves.
-        let old = now.filesystems[&1].groups.clone();
-        for _ in 0..2 {
-            let id = plan.next_drive();
-            let seen = seen_without(plan.next(), &[]);
-            plan.add_drive(drive(id.0, 0), &seen, 3).unwrap();
-        }
-        now = plan.into_next();
-        assert_eq!(positions(&now, &old)[8..], [0, 0]);
-        let all = now.filesystems[&1].groups.clone();
-        assert!(all.len() > old.len() && positions(&now, &all)[8] > 0);
-        let mut steps = 0;
-        loop {
-            let record = FilesystemRecord { balancing: true, ..now.filesystems[&1].clone() };
-            let balance = |now: &Cluster, gone: &[u32]| {
-                let mut plan = Plan::new(now.clone());
-                let balancing = plan.balance(record.clone(), &seen_without(now, gone), 10);
-                (balancing, plan)
-            };
-            let (balancing, plan) = balance(&now, &[]);
-            assert_eq!(balance(&now, &[3]).0, Balancing::Waits);
-            let Balancing::Moves(moves) = balancing else {
-                assert_eq!(balancing, Balancing::Done);
-                assert!(!plan.is_empty() && !plan.next().filesystems[&1].balancing);
-                break;
-            };
-            assert!(moves <= 10);
-            assert_eq!(balance(plan.next(), &[]).0, Balancing::Waits, "the moves go on");
-            steps += 1;
-            now = finished(&plan.into_next()).1;
-        }
-        let shares = positions(&now, &old);
-        assert!(steps > 3 && shares.iter().max().unwrap() - shares.iter().min().unwrap() <= 1, "{shares:?}");
-    }
-
-    #[test]
-    fn balancing_over_more_nodes_makes_the_rule_stricter() {
-        let before = cluster(&[2, 2, 2], "4+2");
-        let mut plan = Plan::new(before);
-        for _ in 0..3 {
-            let (node, id) = (plan.next_node(), plan.next_drive());
-            let (name, zone, rack) = (format!("node-{node}"), String::new(), String::new());
-            plan.set_node(NodeRecord { zone, rack, ..NodeRecord::new(node, name) });
-            plan.set_drive(drive(id.0, node.0));
-        }
-        let seen = seen_without(plan.next(), &[]);
-        let record = plan.next().filesystems[&1].clone();
-        assert_eq!(plan.balance(record.clone(), &seen, usize::MAX), Balancing::Moves(record.groups.len()));
-        let now = finished(&plan.into_next()).1;
-        assert!(now.groups.values().all(|group| group.spread.per_domain == 1));
-        assert_eq!(now.reads_survive(&record, &seen, &BTreeSet::new(), FailureDomain::Node), 2);
     }
 
     #[test]

@@ -249,6 +249,9 @@ pub struct FilesystemRecord {
     /// Whether stored data is being moved until every drive has its share.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub balancing: bool,
+    /// The groups of which balancing moved positions last. Those that are not rebuilt yet go back if it is aborted.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub moved: Vec<PgId>,
     /// The object store to which its data moves, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tier: Option<TierRecord>,
@@ -274,6 +277,7 @@ impl FilesystemRecord {
             provisioned_bytes: None,
             ssd_bytes: None,
             balancing: false,
+            moved: Vec::new(),
             tier: None,
             filesystem_group: None,
             has_lost_end: false,

@@ -503,6 +503,9 @@ async fn place_anew(world: &World, node: &Node, dice: &Dice, change: Change) {
                 |plan: &mut Plan| plan.add_drive(world.cluster().newcomer(&world.scenario), &seen, seed);
             node.control.plan(world, decide).await.expect("there are more drives than before");
             node.publish(world).await;
+            if dice.once_in(2) {
+                balance(world, node, dice).await;
+            }
         }
         Change::Replace if is_new && is_up => {
             world.trace.event(format_args!("drive {newcomer} replaces drive {victim}"));
@@ -514,18 +517,33 @@ async fn place_anew(world: &World, node: &Node, dice: &Dice, change: Change) {
             node.control.plan(world, |plan| plan.replace(victim, new.clone(), &seen)).await;
             node.publish(world).await;
         }
-        Change::Balance => {
-            let (seen, groups_max) = (world.cluster().seen(), 1 + dice.below(40) as usize);
-            let decide = |plan: &mut Plan| {
-                let record =
-                    plan.next().filesystems.get(&FILESYSTEM).expect("the first boot made it").clone();
-                plan.balance(record, &seen, groups_max)
-            };
-            if let Balancing::Moves(moved) = node.control.plan(world, decide).await {
-                world.trace.event(format_args!("positions of {moved} groups move"));
-                node.publish(world).await;
-            }
-        }
+        Change::Balance => balance(world, node, dice).await,
         _ => {}
+    }
+}
+
+/// Data moves to its share. In half of the cases that is aborted soon, and what is moving goes back.
+async fn balance(world: &World, node: &Node, dice: &Dice) {
+    let seen = world.cluster().seen();
+    let groups_max = 1 + dice.below(40) as usize;
+    let record = |plan: &Plan| {
+        let record = plan.next().filesystems.get(&FILESYSTEM).expect("the first boot made it").clone();
+        FilesystemRecord { balancing: true, ..record }
+    };
+    let decide = |plan: &mut Plan| plan.balance(record(plan), &seen, groups_max);
+    let Balancing::Moves { groups, .. } = node.control.plan(world, decide).await else { return };
+    world.trace.event(format_args!("positions of {groups} groups move"));
+    node.publish(world).await;
+    if dice.once_in(2) {
+        return;
+    }
+    tokio::time::sleep(Duration::from_millis(dice.below(400))).await;
+    let (seen, rebuilt) = (world.cluster().seen(), node.rebuilt());
+    let is_rebuilt = |group: &PlacementGroup| rebuilt.get(&group.id) == Some(&group.epoch);
+    let decide = |plan: &mut Plan| plan.abort_balance(record(plan), &seen, is_rebuilt);
+    let back = node.control.plan(world, decide).await;
+    if back > 0 {
+        world.trace.event(format_args!("positions of {back} groups go back"));
+        node.publish(world).await;
     }
 }

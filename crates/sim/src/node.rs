@@ -1,12 +1,12 @@
 //! A running node: the part of the simulation that a crash ends.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use base::units::MIB;
-use base::{ClusterId, DriveId, DriveUuid, LedgerId};
+use base::{ClusterId, DriveId, DriveUuid, Epoch, LedgerId, PgId};
 use client::{Client, ClientOptions, Peers, Reach, Topology};
 use control::Plan;
 use drive::{Drive, Existing, FormatOptions, OpenOptions, Preallocate, Trim};
@@ -261,9 +261,14 @@ impl Node {
         self.publish(world).await;
     }
 
+    /// The groups whose new members have all their shards, with the epoch for which that holds.
+    pub(crate) fn rebuilt(&self) -> HashMap<PgId, Epoch> {
+        self.repairer.rebuilt()
+    }
+
     /// Whether the drives that got positions have all their shards.
     pub(crate) fn is_rebuilt(&self, world: &World) -> bool {
-        let rebuilt = self.repairer.rebuilt();
+        let rebuilt = self.rebuilt();
         world.cluster().rebuilding().iter().all(|group| rebuilt.get(&group.id) == Some(&group.epoch))
     }
 
@@ -303,7 +308,7 @@ impl Node {
         loop {
             tokio::time::sleep(TEND_EVERY).await;
             self.control.note_marks(world, &self.drives, None).await;
-            let rebuilt = self.repairer.rebuilt();
+            let rebuilt = self.rebuilt();
             if self.control.finish(world, &rebuilt).await {
                 world.trace.event(format_args!("placement groups are rebuilt"));
             }

@@ -484,21 +484,27 @@ pub(crate) enum FsCommand {
     },
     /// Move stored data until every drive has its share, for example after `forebay drive add`.
     #[command(
-        after_help = "New data uses new drives without this. The moves go on in the background, a few placement groups at a time and \
-within the limits of `forebay upkeep`; data stays readable and protected. `forebay status` shows them.
+        after_help = "New data uses new drives without this. The command says first how much moves, how long that takes at the present rate, \
+and what each drive holds then. The moves go on in the background, a few placement groups at a time and within the limits of \
+`forebay upkeep`, of which --pause and --resume stop and continue them with all other background work. Data stays readable and \
+protected. `forebay status` shows what is left.
 
 Examples:
+  forebay fs balance /srv/forebay main --dry-run
   forebay fs balance /srv/forebay main
-  forebay fs balance /srv/forebay main --stop"
+  forebay fs balance /srv/forebay main --abort"
     )]
     Balance {
         /// The node's directory.
         dir: PathBuf,
         /// Its name.
         name: String,
-        /// End it after the moves under way.
+        /// Only say what would move.
         #[arg(long)]
-        stop: bool,
+        dry_run: bool,
+        /// End it: what is moving goes back to the drives that had it. Placement groups that have moved stay where they are.
+        #[arg(long, conflicts_with = "dry_run")]
+        abort: bool,
         /// Print JSON.
         #[arg(long)]
         json: bool,

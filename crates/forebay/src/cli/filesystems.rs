@@ -2,10 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use admin::{
-    CreateFilesystem, FilesystemInfo, MountRequest, MoveFilesystem, SetBalance, SetLimits, SetProfile,
-    WhyInfo,
-};
+use admin::{CreateFilesystem, FilesystemInfo, MountRequest, MoveFilesystem, SetLimits, SetProfile, WhyInfo};
 use anyhow::{Context, Result, bail};
 use comfy_table::Table;
 use layout::Profile;
@@ -141,14 +138,6 @@ pub(super) fn set(dir: &Path, name: &str, changes: Changes, format: Format) -> R
     }
     let info = info.context("nothing to change: give --size, --ssd, --group or --profile")?;
     show_one(format, &info)
-}
-
-pub(super) fn balance(dir: &Path, name: &str, request: SetBalance, format: Format) -> Result<()> {
-    let info = ask(dir, |client| async move { client.set_balance(name, request).await })?;
-    print(format, &info, |info| match info.balancing {
-        true => format!("data of {name} moves until every drive has its share (see `forebay status`)"),
-        false => format!("data of {name} stays where it is, after the moves under way"),
-    })
 }
 
 pub(super) fn list(dir: &Path, format: Format) -> Result<()> {

@@ -2,6 +2,7 @@
 
 mod args;
 mod audit;
+mod balancing;
 mod blobs;
 mod checks;
 mod clusters;
@@ -31,7 +32,7 @@ use std::pin::Pin;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use admin::{AdminClient, CreateFilesystem, SetBalance};
+use admin::{AdminClient, BalanceFilesystem, CreateFilesystem};
 use anyhow::{Context, Result};
 use base::env::Env;
 use tokio::runtime::Runtime;
@@ -84,8 +85,8 @@ fn run_command(command: Command) -> Result<()> {
         Command::Fs(FsCommand::Set { dir, name, profile, limits, group, json }) => {
             filesystems::set(&dir, &name, filesystems::Changes { limits, group, profile }, json.into())
         }
-        Command::Fs(FsCommand::Balance { dir, name, stop, json }) => {
-            filesystems::balance(&dir, &name, SetBalance { on: !stop }, json.into())
+        Command::Fs(FsCommand::Balance { dir, name, dry_run, abort, json }) => {
+            balancing::balance(&dir, &name, BalanceFilesystem { dry_run, abort }, json.into())
         }
         Command::Fs(FsCommand::Group(command)) => filesystem_groups::group(command),
         Command::Fs(FsCommand::Attach(args)) => tiers::attach(args),

@@ -92,7 +92,11 @@ fn repairs(status: &NodeStatus) -> String {
             0 => String::new(),
             narrow => format!(", {} narrower than {}", bytes(narrow), filesystem.profile),
         };
-        let balancing = if filesystem.balancing { ", being balanced" } else { "" };
+        let balancing = match filesystem.balance_left_groups {
+            Some(groups) => format!(", being balanced: {groups} placement groups left"),
+            None if filesystem.balancing => ", being balanced".to_owned(),
+            None => String::new(),
+        };
         let busy = left + filesystem.narrow_bytes > 0 || filesystem.balancing;
         busy.then(|| {
             format!(

@@ -81,6 +81,8 @@ pub(super) struct FilesystemEntry {
     pub(super) damage: DamageKeeper,
     packer: Packer,
     orphans: OrphanCollector,
+    /// Groups of which data moves later, if the filesystem is being balanced and that is known.
+    pub(super) balance_left: Option<usize>,
     /// The object store.
     pub(super) tier: TierEntry,
     peers: Peers,
@@ -328,6 +330,7 @@ impl FilesystemEntry {
             damage,
             packer,
             orphans,
+            balance_left: None,
             tier,
             peers,
             mount: process.map(|process| Mounted::Elsewhere(Arc::new(process))),
@@ -439,6 +442,7 @@ impl FilesystemEntry {
         let owed_bytes = owed.iter().map(|entry| u64::from(shard_len(entry.extent_len, entry.k))).sum();
         let owed_drives: BTreeSet<DriveId> = self.holders(cluster, owed);
         let (reclaim, damage) = (self.reclaimer.stat(), damage_info(self.damage.stat()));
+        let repair = self.repair_info(cluster, owed, drives);
         FilesystemInfo {
             name: self.record.name.clone(),
             group: self.tier.filesystem_group.name.clone(),
@@ -453,6 +457,7 @@ impl FilesystemEntry {
                 damage.is_lost(),
             ),
             balancing: self.record.balancing,
+            balance_left_groups: self.balance_left_groups(repair.rebuilding_groups),
             mount: self.mount_path().map(|path| path.display().to_string()),
             transport: self.mount_transport().map(str::to_owned),
             mount_process: self.mount_process().map(|process| process.pid()),
@@ -476,7 +481,7 @@ impl FilesystemEntry {
             },
             owed_shards: owed.len() as u64,
             owed_bytes,
-            repair: self.repair_info(cluster, owed, drives),
+            repair,
             owed_drives: owed_drives.iter().map(|drive| drive.0).collect(),
             reclaimed_extents: reclaim.deleted_extents,
             waiting_extents: reclaim.waiting_extents,
@@ -576,6 +581,12 @@ impl FilesystemEntry {
             eta_s: stat.time_for(left).map(|time| time.as_millis().div_ceil(1000) as u64),
             lost_extents: stat.lost_extents,
         }
+    }
+
+    /// Groups of which data has still to move until every drive has its share.
+    fn balance_left_groups(&self, rebuilding: u64) -> Option<u64> {
+        let later = self.balance_left.filter(|_| self.record.balancing)?;
+        Some(later as u64 + rebuilding)
     }
 
     /// Bytes owed to each drive.

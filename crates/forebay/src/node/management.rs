@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use admin::{
-    AddDrive, AdminError, AuditInfo, CreateFilesystem, DriveInfo, FailDrive, FilesystemInfo, FsckInfo,
-    MemoryInfo, MetaDir, MountRequest, NodeControl, NodeStatus, RemoveDrive, ReplaceDrive, SetBalance,
-    SetLimits, SetProfile, SetSpares, SetUpkeep, SpareInfo, UpkeepInfo, WhyInfo,
+    AddDrive, AdminError, AuditInfo, BalanceFilesystem, CreateFilesystem, DriveInfo, FailDrive,
+    FilesystemBalance, FilesystemInfo, FsckInfo, MemoryInfo, MetaDir, MountRequest, NodeControl, NodeStatus,
+    RemoveDrive, ReplaceDrive, SetLimits, SetProfile, SetSpares, SetUpkeep, SpareInfo, UpkeepInfo, WhyInfo,
 };
 use anyhow::{Context, Result};
 use base::DriveId;
@@ -29,7 +29,6 @@ use super::history::Knowledge;
 use super::limits::{check_limits, limit};
 use super::memory::resident_bytes;
 use super::problems::problems;
-use super::tiers::entry_of;
 use super::{Node, NodeDir, NodeFile, State};
 use crate::watchdog::{self, STUCK_AFTER};
 
@@ -381,17 +380,12 @@ impl NodeControl for Node {
         })
     }
 
-    fn set_balance(
+    fn balance(
         &self,
         name: String,
-        request: SetBalance,
-    ) -> BoxFuture<'_, Result<FilesystemInfo, AdminError>> {
-        Box::pin(async move {
-            let id = entry_of(&mut *self.state.lock().await, &name)?.record.id;
-            let change = |record| FilesystemRecord { balancing: request.on, ..record };
-            self.plan_filesystem(id, change).await.map_err(failed)?;
-            self.filesystem_info(&name).await
-        })
+        request: BalanceFilesystem,
+    ) -> BoxFuture<'_, Result<FilesystemBalance, AdminError>> {
+        Box::pin(self.balance_now(name, request))
     }
 
     fn set_limits(

@@ -1,6 +1,7 @@
 //! A node: starts and stops drives, ledgers, filesystems and the management socket in order.
 
 mod backups;
+mod balancing;
 mod clients;
 mod damage;
 mod draining;

@@ -20,7 +20,7 @@ use super::filesystems::{FilesystemEntry, haste};
 use super::history::Reported;
 use super::{backups, store_sights};
 
-const TICK: Duration = Duration::from_secs(1);
+pub(super) const TICK: Duration = Duration::from_secs(1);
 /// How long drives may be away before new extents get narrower, if enough drives are left for that.
 const NARROW_AFTER_NS: u64 = 30_000_000_000;
 /// How long the monitor waits for the owner of a ledger.
@@ -35,7 +35,7 @@ const STEADY_NS: u64 = 300_000_000_000;
 /// How long a node that has taken over gives up nothing.
 const TAKEOVER_NS: u64 = 300_000_000_000;
 /// Groups that move at a time while a filesystem is being balanced.
-const BALANCED_AT_ONCE: usize = 16;
+pub(super) const BALANCED_AT_ONCE: usize = 16;
 /// Interval at which the progress of the scrub is recorded.
 const MARK_EVERY_NS: u64 = 600_000_000_000;
 /// Pauses between attempts to open a drive that is missing.
@@ -162,7 +162,7 @@ impl Node {
         if self.has_looked(now).await {
             self.update_write_sets(patience).await?;
         }
-        self.balance().await?;
+        self.move_to_shares().await?;
         self.finish_detached().await?;
         self.divide_limits(&mut seen.nodes).await?;
         self.revive_mounts(&mut *self.state.lock().await).await;
@@ -290,7 +290,11 @@ impl Node {
     }
 
     /// Moves data of filesystems that are being balanced, a few groups at a time.
-    async fn balance(&self) -> Result<()> {
+    async fn move_to_shares(&self) -> Result<()> {
+        // Nothing would move, and an abort would have more to bring back.
+        if self.pace.is_paused() {
+            return Ok(());
+        }
         let (drives, mut trial) = {
             let state = self.state.lock().await;
             if !state.cluster.filesystems.values().any(|record| record.balancing) {
@@ -310,11 +314,22 @@ impl Node {
         if trial.is_empty() {
             return Ok(());
         }
-        for (filesystem, balancing) in self.plan(|plan| Ok(decide(plan))).await? {
-            match balancing {
-                Balancing::Moves(groups) => tracing::info!(filesystem, groups, "data moves to its share"),
-                Balancing::Done => tracing::info!(filesystem, "every drive has its share"),
-                Balancing::Waits => {}
+        let decided = self.plan(|plan| Ok(decide(plan))).await?;
+        let mut state = self.state.lock().await;
+        for (filesystem, balancing) in decided {
+            let later = match balancing {
+                Balancing::Moves { groups, left } => {
+                    tracing::info!(filesystem, groups, left, "data moves to its share");
+                    Some(left)
+                }
+                Balancing::Done => {
+                    tracing::info!(filesystem, "every drive has its share");
+                    None
+                }
+                Balancing::Waits => continue,
+            };
+            if let Some(entry) = state.filesystems.get_mut(&filesystem) {
+                entry.balance_left = later;
             }
         }
         Ok(())
