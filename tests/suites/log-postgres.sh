@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # Three machines whose metadata is in a PostgreSQL with a synchronous standby, on two more machines. The owner of the metadata dies, the
 # database is killed, and its standby takes its place: no program sees an error, and nothing that was acknowledged is lost.
-LIMIT_S=$([ "${FOREBAY_TEST_LONG:-0}" = 1 ] && echo 1800 || echo 240)
+LIMIT_S=$([ "${FOREBAY_TEST_LONG:-0}" = 1 ] && echo 1800 || echo 300)
 source "$(dirname "$0")/../lib.sh"
 [ "$PLAIN" = 1 ] && exit 0
 source "$(dirname "$0")/../machines.sh"
 source "$(dirname "$0")/../databases.sh"
 # Nodes are on the first three.
 NODES=(1 2 3 4 5)
+ETCD=$ENGINE
 ROUNDS=$([ "$LONG" = 1 ] && echo 10 || echo 1)
 # As the nodes are given it: password, prefix and more go behind.
 ENGINE="postgres://$(address 4):5432,$(address 5):5432/forebay?password-file=$WORK/password"
@@ -125,6 +126,19 @@ moves() {
     on 1 timeout 60 "$FOREBAY" stop "$dir" </dev/null
 }
 
+# To an etcd and back, while programs work.
+etcd_and_back() {
+    local node
+    for node in 1 2 3; do etcd_start "$node"; done
+    for node in 1 2 3; do wait_until 30 etcd_answers "$node"; done
+    beside 2 moves_to "$ETCD?prefix=test"
+    wait_until 60 healthy 1
+    beside 3 moves_to "$ENGINE&prefix=back"
+    wait_until 60 healthy 2
+    for node in 1 2 3; do same_tree "$WORK/tree" "$WORK/$node/mnt/tree"; done
+}
+moves_to() { on 3 timeout 150 "$FOREBAY" log move "$WORK/3" "$1" </dev/null && [ "$(log_at 2)" = "$1" ]; }
+
 whole() {
     local node
     wait_until 90 healthy 2
@@ -144,4 +158,5 @@ check "the database is killed and comes back" database_dies
 check "the standby of the database is away" standby_is_away
 check "the standby takes the place of the primary" primary_is_replaced && PRIMARY=5 STANDBY=4
 check "logs move from files" moves
+check "logs move to an etcd and back" etcd_and_back
 check "all is whole, and starts again as it was" whole

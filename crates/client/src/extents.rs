@@ -206,7 +206,7 @@ impl ExtentIo {
     {
         let mut error = FsError::Io;
         let mut stripe: Option<Stripe> = None;
-        let mut patience = TOPOLOGY_PATIENCE;
+        let mut until = None;
         let mut attempt = 0;
         while attempt < WRITE_ATTEMPTS {
             let losses = self.reach.losses();
@@ -242,7 +242,12 @@ impl ExtentIo {
                 continue;
             }
             if error == FsError::Io {
-                self.other_topology(&topology, std::mem::take(&mut patience)).await;
+                // The planner takes several steps: each may be the one that helps.
+                let now = tokio::time::Instant::now();
+                let until = *until.get_or_insert(now + TOPOLOGY_PATIENCE);
+                if self.other_topology(&topology, until).await {
+                    continue;
+                }
             }
             attempt += 1;
         }
@@ -274,18 +279,21 @@ impl ExtentIo {
         if is_away { self.reach.drive_patience } else { Duration::ZERO }
     }
 
-    /// Waits a moment for other drives or groups: the planner has to see first that drives are gone.
-    async fn other_topology(&self, known: &Arc<Topology>, patience: Duration) {
-        let until = tokio::time::Instant::now() + patience;
-        // Without a change the next attempt may still find a better group.
-        while Arc::ptr_eq(&self.topology.borrow(), known) && tokio::time::Instant::now() < until {
+    /// Waits for other drives or groups: the planner has to see first that drives are gone. Returns whether there are others, before it was
+    /// too late. Without a change the next attempt may still find a better group.
+    async fn other_topology(&self, known: &Arc<Topology>, until: tokio::time::Instant) -> bool {
+        while tokio::time::Instant::now() < until {
+            if !Arc::ptr_eq(&self.topology.borrow(), known) {
+                return true;
+            }
             tokio::time::sleep(TOPOLOGY_LOOK).await;
         }
+        false
     }
 
     /// Waits a moment for another cluster map than `known`, by which the ledger did not commit an extent.
     pub(crate) async fn newer_map(&self, known: &Arc<Topology>) {
-        self.other_topology(known, TOPOLOGY_PATIENCE).await;
+        self.other_topology(known, tokio::time::Instant::now() + TOPOLOGY_PATIENCE).await;
     }
 
     fn encode(&self, data: Bytes, profile: Profile, how: WriteHow) -> Stripe {

@@ -97,6 +97,28 @@ fn writes_go_on_while_enough_drives_accept_them_and_their_data_is_safe() {
 }
 
 #[test]
+fn a_write_waits_through_all_steps_in_which_the_planner_finds_other_groups() {
+    run("4+2", |world| async move {
+        let client = world.client().await;
+        let ino = create(&client, "file").await;
+        client.write(ino, 0, &pattern(1, 1 << 20)).await.unwrap();
+        [4, 5].map(|drive| world.drives[drive].set(Fault::Failed));
+        let planned = async {
+            // The failures are noted one after another, and only then there are other groups.
+            for _ in 0..8 {
+                tokio::time::sleep(Duration::from_millis(60)).await;
+                world.change(|_| {});
+            }
+            repair(&world);
+            world.change(|_| {});
+        };
+        let (synced, ()) = tokio::join!(client.fsync(ino), planned);
+        synced.expect("each step may be the one that helps");
+        assert!(read_all(&client, ino).await.unwrap() == pattern(1, 1 << 20));
+    });
+}
+
+#[test]
 fn a_single_drive_that_fails_is_an_error_and_no_hang() {
     run("1+0", |world| async move {
         let client = world.client().await;
