@@ -141,7 +141,7 @@ killed() {
     for ((round = 0; round < ROUNDS; round++)); do
         rm -rf "$dir"
         on 1 timeout 120 "$FOREBAY" start "$dir" --drives 1 --drive-size 256MiB --mount "$dir/mnt" --mount-options process=own \
-            --memory "$MEMORY" --address "$(address 1):7799" --s3 127.0.0.1:0 </dev/null
+            --memory "$MEMORY" --address "$(address 1):7799" --s3 127.0.0.1:0 --meta-dir "$dir/meta" --meta-dir "$dir/meta2" </dev/null
         echo "$dir" >>"$WORK/.nodes"
         stage_tree 20 "$dir/mnt/tree"
         sync_files "$dir/mnt/tree"
@@ -180,6 +180,15 @@ killed() {
             [ "$(cat "$dir/mnt/tree/more")" = more ]
         else
             moved=$((moved + 1))
+        fi
+        if [ "$round" = 1 ]; then
+            # Back, into both directories. One that is away is not left behind with older logs.
+            mv "$dir/meta2" "$dir/meta2.away"
+            expect_fail "directory of the metadata is not there" on 1 timeout 60 "$FOREBAY" log move "$dir" files
+            mv "$dir/meta2.away" "$dir/meta2"
+            on 1 timeout 60 "$FOREBAY" log move "$dir" files </dev/null
+            same_tree "$WORK/killed-$round" "$dir/mnt/tree"
+            ls "$dir"/meta/ledger-*/log/*.log "$dir"/meta2/ledger-*/log/*.log
         fi
         on 1 timeout 60 "$FOREBAY" stop "$dir" </dev/null
         on 1 timeout 60 "$FOREBAY" start "$dir" </dev/null

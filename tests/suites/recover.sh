@@ -74,7 +74,7 @@ all_data_lost() {
     cat "$WORK/looked"
     grep -q "nothing was changed" "$WORK/looked"
     [ "$(grep -c " main " "$WORK/looked")" = 3 ]
-    recover "$here" --yes --json | jq -e '.log | test("run=own.*prefix=forebay/.*[.]1$")'
+    recover "$here" --yes --json | jq -e '.log | test("run=own.*prefix=forebay/.*[.]256$")'
     expect_fail "nothing is to be recovered" recover "$here" --yes
     member_start "$here"
     [ "$first" = "$here" ] || member_start "$first"

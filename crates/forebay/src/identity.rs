@@ -66,6 +66,25 @@ pub(crate) struct Membership {
     /// How often the logs were begun elsewhere, as far as this node knows. Owners from before count for nothing.
     #[serde(default)]
     pub(crate) recoveries: u32,
+    /// The engines that the logs have left, the last ones. An address of one of them in the options of a start is out of date.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) left: Vec<String>,
+    /// The number of the member of an engine on this node that the logs have left. It ends once an owner at the new place is heard.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) leaves_engine: Option<u64>,
+}
+
+/// The largest number of engines in [`Membership::left`].
+const LEFT_MAX: usize = 8;
+
+impl Membership {
+    /// The logs have left an engine.
+    pub(crate) fn leave(&mut self, log: String) {
+        self.left.retain(|left| *left != log);
+        self.left.push(log);
+        let extra = self.left.len().saturating_sub(LEFT_MAX);
+        self.left.drain(..extra);
+    }
 }
 
 impl IdentityFiles {

@@ -102,7 +102,7 @@ fn a_write_waits_through_all_steps_in_which_the_planner_finds_other_groups() {
         let client = world.client().await;
         let ino = create(&client, "file").await;
         client.write(ino, 0, &pattern(1, 1 << 20)).await.unwrap();
-        [4, 5].map(|drive| world.drives[drive].set(Fault::Failed));
+        (4..6).for_each(|drive| world.drives[drive].set(Fault::Failed));
         let planned = async {
             // The failures are noted one after another, and only then there are other groups.
             for _ in 0..8 {

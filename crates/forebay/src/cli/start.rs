@@ -294,7 +294,7 @@ impl Running {
     async fn before_anew(&self) {
         match self {
             Self::Node(node) => node.move_logs().await,
-            Self::Member(member, _) => member.leave_engine().await,
+            Self::Member(member, _) => member.before_anew().await,
         }
     }
 
@@ -357,6 +357,9 @@ fn run(dir: &NodeDir, args: &StartArgs) -> Result<Ended> {
                     was_asked.ok().and_then(|asked| *asked).unwrap_or(Mounts::Unmount),
                 unfit = node.is_unfit() => {
                     let _ = tokio::time::timeout(SHUTDOWN_DEADLINE, node.stop(Mounts::Keep)).await;
+                    // This may be a copy, whose member of etcd has older data under the name of another.
+                    let engine = Supervised::new(&env(), dir);
+                    let _ = tokio::task::spawn_blocking(move || engine.end()).await;
                     return Err(unfit);
                 }
                 () = node.must_begin_anew() => {

@@ -182,6 +182,12 @@ impl EngineAddress {
         Self { prefix: None, ..self }
     }
 
+    /// Whether these are servers of the same kind, and one of them is the same.
+    pub(crate) fn shares_servers(&self, other: &Self) -> bool {
+        let is_same_kind = std::mem::discriminant(&self.kind) == std::mem::discriminant(&other.kind);
+        is_same_kind && self.servers.iter().any(|server| other.servers.contains(server))
+    }
+
     /// The same logs at other servers: what the new address leaves out stays.
     pub(crate) fn moved_to(&self, mut next: Self) -> Result<Self> {
         let is_same = match (&self.kind, &next.kind) {
@@ -239,7 +245,7 @@ impl EngineAddress {
     pub(crate) fn how_to_clear(&self) -> String {
         let prefix = self.prefix();
         match &self.kind {
-            Kind::Etcd { .. } => format!("etcdctl del --prefix {prefix}"),
+            Kind::Etcd { .. } => format!("etcdctl del --prefix {prefix}/"),
             Kind::Postgres { database, .. } => format!(
                 "psql -d {database}: DELETE FROM forebay_moves WHERE prefix = '{prefix}'; DELETE FROM forebay_entries USING \
                  forebay_logs WHERE log = id AND prefix = '{prefix}'; DELETE FROM forebay_logs WHERE prefix = '{prefix}'"
@@ -345,6 +351,17 @@ mod tests {
         );
         assert_eq!(own.to_string().parse::<EngineAddress>().unwrap(), own);
         assert!(!"etcd://a:1".parse::<EngineAddress>().unwrap().is_own());
+    }
+
+    #[test]
+    fn servers_that_the_logs_have_left_are_known_again() {
+        let parse = |text: &str| text.parse::<EngineAddress>().unwrap();
+        let left = parse("etcd://a:1,b:2?prefix=x");
+        assert!(left.shares_servers(&parse("etcd://b:2")));
+        assert!(
+            !left.shares_servers(&parse("etcd://c:2")) && !left.shares_servers(&parse("postgres://a:1/logs"))
+        );
+        assert!(left.how_to_clear().ends_with("x/"), "not also what begins with it");
     }
 
     #[test]

@@ -86,6 +86,11 @@ impl Supervised {
         self.env.files.exists(&self.path("member.json"))
     }
 
+    /// The number of the attempt that made the member; `None`: there is none.
+    pub(crate) fn number(&self) -> Option<u64> {
+        self.exists().then(|| self.seat().ok()).flatten().map(|seat| seat.number)
+    }
+
     fn seat(&self) -> Result<Seat> {
         serde_json::from_slice(&self.read("member.json")?)
             .with_context(|| format!("not understood: {}", self.path("member.json").display()))

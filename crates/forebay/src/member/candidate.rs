@@ -269,6 +269,10 @@ pub(super) async fn run(member: Arc<Member>, address: EngineAddress) {
 /// Connects to the engine, however long that takes: drives and mounts do not need it.
 async fn begin(member: &Arc<Member>, address: &EngineAddress) -> Arc<Candidate> {
     loop {
+        if is_first_node_now(member).await {
+            // The process begins anew.
+            return std::future::pending().await;
+        }
         let connected = async {
             let engine = Engine::connect(&member.env, &member.dir, address).await?;
             let ledgers = MetaDirs::load(&member.env, &member.dir, &member.meta_dirs, StaleCopies::Refuse)?;
@@ -284,6 +288,25 @@ async fn begin(member: &Arc<Member>, address: &EngineAddress) -> Arc<Candidate> 
                 tokio::time::sleep(ENGINE_PAUSE).await;
             }
         }
+    }
+}
+
+/// Whether the logs have moved to files of this node, as its own store knows: the engine that they have left is not needed to find out.
+async fn is_first_node_now(member: &Arc<Member>) -> bool {
+    if member.network.here() != OWNER {
+        return false;
+    }
+    let (env, dir) = (member.env.clone(), member.dir.clone());
+    let stored = tokio::task::spawn_blocking(move || -> Result<Cluster> {
+        let ledgers = MetaDirs::load(&env, &dir, &[], StaleCopies::Refuse)?;
+        let control = ledgers.store(CONTROL_LEDGER)?.context("there is no store")?;
+        Ok(Cluster::of(&Control::view_only(control).view()?)?)
+    });
+    match stored.await {
+        Ok(Ok(cluster)) if cluster.record.log.is_empty() => {
+            member.follow_recovery(&cluster.record).unwrap_or(false)
+        }
+        _ => false,
     }
 }
 

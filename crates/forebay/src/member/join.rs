@@ -42,10 +42,11 @@ pub(crate) async fn join(env: &Env, dir: &NodeDir, options: JoinOptions) -> Resu
     if env.files.exists(&dir.client_json()) {
         bail!("there is a client in {root}: join in another directory");
     }
-    if env.files.exists(&dir.meta_dirs()) || env.files.exists(&dir.meta()) {
+    let known = identity.membership()?;
+    // A node that joined may follow the metadata in stores of its own.
+    if known.is_none() && (env.files.exists(&dir.meta_dirs()) || env.files.exists(&dir.meta())) {
         bail!("there is a cluster in {root} already: join in another directory, a new node has no data");
     }
-    let known = identity.membership()?;
     if let Some(known) = known.as_ref().filter(|known| known.cluster != options.token.cluster) {
         bail!("the node in {root} belongs to another cluster: cluster={}", known.cluster);
     }
@@ -87,8 +88,10 @@ pub(crate) async fn join(env: &Env, dir: &NodeDir, options: JoinOptions) -> Resu
     }
     // This file makes it a node.
     let log = Some(log).filter(|log| !log.is_empty());
+    let (recoveries, left) = known.map(|known| (known.recoveries, known.left)).unwrap_or_default();
+    let cluster = options.token.cluster;
     let membership =
-        Membership { cluster: options.token.cluster, node, listen, addresses, nodes, log, recoveries: 0 };
+        Membership { cluster, node, listen, addresses, nodes, log, recoveries, left, leaves_engine: None };
     identity.keep_membership(&membership)
 }
 

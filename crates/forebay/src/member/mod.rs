@@ -1,6 +1,7 @@
 //! A node that joined a cluster: it serves its drives, mounts filesystems of the cluster, and passes on what operators want to the
 //! owner of the ledgers. Where an engine has the logs of the ledgers, it may become their owner itself.
 
+mod admission;
 mod candidate;
 mod gate;
 mod helping;
@@ -15,14 +16,14 @@ mod stores;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
+use base::DriveId;
 use base::env::{Env, File};
 use base::program::VERSION;
-use base::{DriveId, NodeId};
 use control::{Cluster, ClusterRecord, ControlError, DriveRecord, Follower};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
@@ -38,6 +39,7 @@ use crate::node::{
     prepare_dir, proof_key, remove_leftovers, tell_metrics,
 };
 use crate::remote::{OwnDrives, Routes};
+use admission::{Admission, is_copy};
 use candidate::Candidate;
 pub(crate) use candidate::is_candidate;
 use gate::MemberGate;
@@ -66,8 +68,6 @@ const RENEW_PAUSE: Duration = Duration::from_secs(60);
 const GATE_PAUSE: Duration = Duration::from_secs(5);
 /// Drives among which memory is divided, at least.
 const DRIVES_MIN: usize = 2;
-/// How often a node asks anew, half a second apart, while another process seems to be it.
-const VAIN_STARTS: u32 = 20;
 /// How long a stop waits for what is to be noted in the ledgers, and how long while their logs do not answer.
 const LEDGERS_PATIENCE: Duration = Duration::from_secs(9);
 const VAIN_PATIENCE: Duration = Duration::from_secs(2);
@@ -108,7 +108,14 @@ fn kept_membership(identity: &IdentityFiles, options: &StartOptions) -> Result<M
     if let Some(log) = &known.log
         && let Some(next) = &options.log
     {
-        membership.log = Some(log.parse::<EngineAddress>()?.moved_to(next.clone())?.to_string());
+        let at: EngineAddress = log.parse()?;
+        let is_there =
+            |left: &String| left.parse().is_ok_and(|left: EngineAddress| left.shares_servers(next));
+        if !at.shares_servers(next) && known.left.iter().any(is_there) {
+            tracing::warn!(at = log, given = %next, "--log is out of date, because the logs have moved: leave it out");
+        } else {
+            membership.log = Some(at.moved_to(next.clone())?.to_string());
+        }
     }
     if options.listen.is_some() || !options.advertise.is_empty() {
         membership.listen = options.listen.unwrap_or(membership.listen);
@@ -140,23 +147,17 @@ pub(crate) struct Member {
     making_engine: tokio::sync::Mutex<()>,
     /// Its process is looked after.
     keeps_engine: AtomicBool,
-    /// The logs have left the engine of which a member is here.
-    leaves_engine: AtomicBool,
+    /// This is the first node of a cluster with its logs in files from now on.
+    is_first_node: AtomicBool,
     /// This node follows the ledgers.
     stands: AtomicBool,
-    /// The certificate is to be renewed now.
-    renewal: Notify,
+    renewal: Renewal,
     /// Where their local stores are.
     meta_dirs: Vec<PathBuf>,
     candidate: Mutex<Option<Arc<Candidate>>>,
     /// This node owned the ledgers, and another one does now: it must begin anew.
     deposed: watch::Sender<bool>,
-    /// The numbers of this start.
-    starts: Mutex<Starts>,
-    /// How often it was not noted, because another process seems to be this node.
-    vain_starts: AtomicU32,
-    /// The cluster has noted this start, so that this node may act on its records.
-    is_admitted: AtomicBool,
+    admission: Admission,
     /// Why this process cannot serve in this cluster.
     unfit: watch::Sender<Option<String>>,
     /// Its drives were opened, and its mounts made, as far as that was possible.
@@ -190,6 +191,15 @@ pub(crate) struct Member {
     _lock: Arc<dyn File>,
 }
 
+/// The renewal of the certificate.
+#[derive(Default)]
+struct Renewal {
+    /// It is due now.
+    asked: Notify,
+    /// Held by the one that renews it.
+    one: tokio::sync::Mutex<()>,
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -208,11 +218,8 @@ impl Member {
         let (runtime, held) = (Handle::current(), prepare_dir(&env, &dir)?);
         let identity = IdentityFiles::new(&env, &dir);
         let membership = kept_membership(&identity, &options)?;
-        let settings = kept_settings(
-            &env,
-            &dir,
-            &StartOptions { listen: None, advertise: Vec::new(), ..options.clone() },
-        )?;
+        let others = StartOptions { listen: None, advertise: Vec::new(), ..options.clone() };
+        let settings = kept_settings(&env, &dir, &others)?;
         let network = Arc::new(Network::new(&env, &runtime, &identity)?);
         let engine = membership.log.as_deref().map(str::parse).transpose()?;
         remove_leftovers(&env, &dir)?;
@@ -242,15 +249,13 @@ impl Member {
             engine: Mutex::new(engine),
             making_engine: tokio::sync::Mutex::default(),
             keeps_engine: AtomicBool::new(false),
-            leaves_engine: AtomicBool::new(false),
+            is_first_node: AtomicBool::new(false),
             stands: AtomicBool::new(false),
-            renewal: Notify::new(),
+            renewal: Renewal::default(),
             meta_dirs: options.meta_dirs.clone(),
             candidate: Mutex::default(),
             deposed: watch::Sender::new(false),
-            starts: Mutex::new(identity.begin_start()?),
-            vain_starts: AtomicU32::new(0),
-            is_admitted: AtomicBool::new(false),
+            admission: Admission::begin(&identity)?,
             unfit: watch::Sender::new(None),
             has_looked: watch::Sender::new(false),
             memory,
@@ -386,39 +391,49 @@ impl Member {
             return Ok(false);
         }
         let is_elsewhere = known.log.as_ref().is_some_and(|log| *log != record.log);
+        let (from, to) = (known.log.as_deref().unwrap_or_default(), record.log.as_str());
+        let is_own = |log: &str| log.parse().is_ok_and(|log: EngineAddress| log.is_own());
         if is_elsewhere && let Some(number) = record.moved_since(known.recoveries) {
             let candidate = lock(&self.candidate).clone();
             candidate.map_or(Ok(()), |candidate| candidate.ledgers().may_go_on(number))?;
         }
         if is_elsewhere && record.log.is_empty() && known.node == OWNER {
             be_first_node(&self.env, &self.dir, &known)?;
+            self.is_first_node.store(true, Ordering::Relaxed);
         } else {
+            let member = self.engine_here().number().filter(|_| is_own(from) && !is_own(to));
             self.change_membership(|membership| {
                 membership.recoveries = record.recoveries;
                 if is_elsewhere {
-                    membership.log = (!record.log.is_empty()).then(|| record.log.clone());
+                    membership.log = (!to.is_empty()).then(|| to.to_owned());
+                    membership.leaves_engine = member;
+                    membership.leave(from.to_owned());
                 }
             })?;
         }
         if is_elsewhere {
-            let (from, to) = (known.log.as_deref().unwrap_or_default(), record.log.as_str());
             tracing::warn!(from, to, "the logs of the ledgers are elsewhere");
-            let is_own = |log: &str| log.parse().is_ok_and(|log: EngineAddress| log.is_own());
-            self.leaves_engine.store(is_own(from) && !is_own(to), Ordering::Relaxed);
             self.deposed.send_replace(true);
         }
         Ok(is_elsewhere)
     }
 
-    /// Ends the member of an engine that the logs have left. Others do not need it: they hear of the move from the owner.
-    pub(crate) async fn leave_engine(&self) {
-        if !self.leaves_engine.load(Ordering::Relaxed) {
-            return;
-        }
+    /// Ends the member of an engine that the logs have left, once an owner at the new place was heard: before that, other nodes may need it
+    /// to find out about the move.
+    fn leave_engine(&self) -> Result<()> {
+        let Some(number) = lock(&self.membership).leaves_engine else { return Ok(()) };
         let own = self.engine_here();
-        let given_up = tokio::task::spawn_blocking(move || own.give_up()).await;
-        if let Ok(Err(error)) = given_up {
-            tracing::warn!(error = %format!("{error:#}"), "the member of etcd that is not needed any more does not end");
+        if own.number() == Some(number) {
+            self.runtime.spawn_blocking(move || give_up(&own));
+        }
+        self.change_membership(|membership| membership.leaves_engine = None)
+    }
+
+    /// What comes before the process begins anew as the first node of a cluster with its logs in files: it needs no member of an engine.
+    pub(crate) async fn before_anew(&self) {
+        let own = self.engine_here();
+        if self.is_first_node.load(Ordering::Relaxed) && own.exists() {
+            let _ = tokio::task::spawn_blocking(move || give_up(&own)).await;
         }
     }
 
@@ -480,11 +495,9 @@ impl Member {
 
     /// Whether another copy of this node's directory was started since this one was. Then this process ends.
     fn refuses_start(&self, cluster: &Cluster) -> bool {
-        let (here, Starts { last, this }) = (self.network.here(), *lock(&self.starts));
-        let Some(record) = cluster.nodes.get(&here).filter(|record| !record.may_start(last, this)) else {
-            return false;
-        };
-        self.unfit.send_replace(Some(is_copy(here, &record.addresses, false)));
+        let record = cluster.nodes.get(&self.network.here());
+        let Some(refusal) = record.and_then(|record| self.admission.refusal(record)) else { return false };
+        self.unfit.send_replace(Some(refusal));
         true
     }
 
@@ -533,16 +546,12 @@ impl Member {
             self.change_membership(|membership| membership.nodes.clone_from(&nodes))?;
         }
         let here = self.network.here();
-        let starts = *lock(&self.starts);
-        if cluster.nodes.get(&here).is_some_and(|record| ![0, starts.this].contains(&record.start)) {
-            // The owner says whether this process may go on.
-            self.is_admitted.store(false, Ordering::Relaxed);
-            return Err(anyhow!("another start of this node was noted"));
-        }
+        self.admission.note(&self.identity, cluster.nodes.get(&here).map_or(0, |record| record.start))?;
         self.network.set_guests(cluster.client_rights(), &self.runtime);
         if self.follow_recovery(&cluster.record)? || *self.deposed.borrow() {
             return Ok(());
         }
+        self.leave_engine()?;
         self.follow_engine(&cluster.record.log)?;
         let drives: BTreeMap<DriveId, DriveRecord> = cluster
             .drives
@@ -551,7 +560,7 @@ impl Member {
             .map(|(id, drive)| (*id, drive.clone()))
             .collect();
         if !cluster.record.log.is_empty() && lock(&self.engine).is_none() {
-            self.renewal.notify_one();
+            self.renewal.asked.notify_one();
         }
         self.gate.take_over(&view)?;
         let accounts = self.gate.accounts();
@@ -641,7 +650,7 @@ async fn follow(member: Arc<Member>) {
 }
 
 async fn follow_once(member: &Arc<Member>, follower: &mut Follower) -> Result<()> {
-    if !member.is_admitted.load(Ordering::Relaxed) {
+    if !member.admission.is_admitted() {
         renew_once(member).await?;
     }
     let mut owner = member.owner.newest();
@@ -675,14 +684,14 @@ async fn renew(member: Arc<Member>) {
             Ok(()) => {
                 tokio::select! {
                     () = tokio::time::sleep(RENEW_EVERY) => {}
-                    () = member.renewal.notified() => {}
+                    () = member.renewal.asked.notified() => {}
                 }
             }
             Err(error) => {
                 tracing::debug!(error = %format!("{error:#}"), "the certificate is not renewed yet");
                 tokio::select! {
                     () = tokio::time::sleep(RENEW_PAUSE) => {}
-                    () = member.renewal.notified() => tokio::time::sleep(ASK_PAUSE).await,
+                    () = member.renewal.asked.notified() => tokio::time::sleep(ASK_PAUSE).await,
                 }
             }
         }
@@ -690,10 +699,11 @@ async fn renew(member: Arc<Member>) {
 }
 
 async fn renew_once(member: &Arc<Member>) -> Result<()> {
+    let _one_at_a_time = member.renewal.one.lock().await;
     let request = member.identity.key()?.request.into();
     let addresses = lock(&member.membership).addresses.clone();
-    let (node, starts) = (member.network.here(), *lock(&member.starts));
-    let Starts { last: last_start, this: this_start } = starts;
+    let node = member.network.here();
+    let Starts { last: last_start, this: this_start } = member.admission.starts();
     let request = ClusterRequest::Renew { node, request, addresses, last_start, this_start };
     let (certificate, authorities, log, authority_key) = match member.ask_owner(request).await? {
         ClusterReply::Renewed { certificate, authorities, log, authority_key } => {
@@ -701,33 +711,24 @@ async fn renew_once(member: &Arc<Member>) -> Result<()> {
         }
         ClusterReply::IsCopy { addresses, answers } => {
             let text = is_copy(node, &addresses, answers);
-            // One that was just stopped at another address may still count as there.
-            if !answers || member.vain_starts.fetch_add(1, Ordering::Relaxed) >= VAIN_STARTS {
+            if member.admission.is_refused(answers) {
                 member.unfit.send_replace(Some(text.clone()));
             }
             anyhow::bail!(text);
         }
         _ => anyhow::bail!("it gave another answer"),
     };
-    if starts.last != starts.this {
-        *lock(&member.starts) = member.identity.end_start(starts)?;
-    }
-    member.is_admitted.store(true, Ordering::Relaxed);
+    member.admission.admit();
     member.identity.keep(&certificate, &authorities)?;
     member.network.renew(&member.identity)?;
     member.follow_logs(log, &authority_key)
 }
 
-/// Why a copy of a node's directory is refused.
-fn is_copy(node: NodeId, addresses: &[String], answers: bool) -> String {
-    let at = addresses.join(", ");
-    let other = match answers {
-        true => format!("which answers at {at} now"),
-        false => format!("which was started at {at} after this copy was made"),
-    };
-    format!(
-        "this directory is a copy of that of node {node}, {other}: only one of them may run. If the other one is gone for good, or this one was put          back from a backup, let it join again: forebay token create at another node, and forebay join TOKEN here"
-    )
+/// Ends a member of an engine that is not needed any more. Must not run on a thread of the runtime.
+fn give_up(own: &Supervised) {
+    if let Err(error) = own.give_up() {
+        tracing::warn!(error = %format!("{error:#}"), "the member of etcd that the logs have left does not end");
+    }
 }
 
 /// Publishes each change of the list of drives.

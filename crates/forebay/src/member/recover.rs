@@ -35,6 +35,9 @@ const ANSWER_PATIENCE: Duration = Duration::from_secs(5);
 const ENGINE_PATIENCE: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_millis(300);
 
+/// A recovery counts more than moves that this node may have missed.
+const RECOVERY_STEP: u32 = 256;
+
 /// What an operator decides.
 pub(crate) struct RecoverOptions {
     /// Where the logs are to be; `None`: in an engine of the same kind.
@@ -316,7 +319,8 @@ impl Recovering<'_> {
     ) -> Result<EngineAddress> {
         let (env, cluster) = (self.env, self.membership.cluster);
         let number = env.random.next_u64();
-        let recoveries = self.membership.recoveries.max(self.copy.cluster.record.recoveries) + 1;
+        let known = self.membership.recoveries.max(self.copy.cluster.record.recoveries);
+        let recoveries = (known / RECOVERY_STEP + 1) * RECOVERY_STEP;
         let is_given = given.is_some();
         let address = match given {
             Some(given) => given.of_cluster(cluster, recoveries),

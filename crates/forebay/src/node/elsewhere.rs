@@ -226,6 +226,11 @@ impl Node {
         join_all(asks).await.into_iter().flatten().collect()
     }
 
+    /// Seconds since the process of a node began.
+    pub(super) async fn uptime_of(&self, node: NodeId) -> Result<u64> {
+        Ok(self.condition_of(node).await?.condition.uptime_s)
+    }
+
     async fn condition_of(&self, node: NodeId) -> Result<Told> {
         let (begun_ns, wall_ns) = (self.env.clock.boot_ns(), self.env.clock.wall_ns());
         let condition = match self.ask_condition(node).await? {

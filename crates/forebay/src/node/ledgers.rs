@@ -193,14 +193,24 @@ impl MetaDirs {
         Ok(())
     }
 
+    /// Fails if the disk of a directory is not there.
+    pub(crate) fn check_all_there(&self) -> Result<()> {
+        let is_away = |dir: &&PathBuf| !self.env.files.exists(&dir.join(MARKER));
+        match self.record.dirs.iter().find(is_away) {
+            Some(away) => bail!(
+                "a directory of the metadata is not there: {}; mount its disk, or leave it out (forebay meta remove-dir)",
+                away.display()
+            ),
+            None => Ok(()),
+        }
+    }
+
     /// Begins the log of a ledger as files of this node, behind this end. What an earlier attempt has left there goes.
     pub(crate) fn begin_files(&self, ledger: LedgerId, end: (Epoch, Seq)) -> Result<()> {
-        for dir in self.ledger_dirs(ledger) {
+        self.check_all_there()?;
+        // The next start makes the copies in the other directories.
+        for (index, dir) in self.ledger_dirs(ledger).into_iter().enumerate() {
             let log = dir.join("log");
-            if !self.env.files.exists(&dir) {
-                // Its disk is not there: it gets a copy when it is.
-                continue;
-            }
             self.env
                 .files
                 .create_dir_all(&log)
@@ -211,8 +221,10 @@ impl MetaDirs {
                     .remove_file(&file)
                     .with_context(|| format!("cannot remove {}", file.display()))?;
             }
-            FileLog::begin(&self.env, &log, end)
-                .with_context(|| format!("cannot begin {}", log.display()))?;
+            if index == 0 {
+                FileLog::begin(&self.env, &log, end)
+                    .with_context(|| format!("cannot begin {}", log.display()))?;
+            }
             self.env.files.sync_dir(&dir).with_context(|| format!("cannot write {}", dir.display()))?;
         }
         Ok(())

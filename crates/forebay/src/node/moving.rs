@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail};
 use base::env::Env;
 use base::{Epoch, LedgerId, NodeId, Seq};
 use client::Client;
-use control::{CONTROL_LEDGER, Cluster};
+use control::{CONTROL_LEDGER, Cluster, LogMoveRecord};
 use meta::owner::StandbyStat;
 use meta::state::State as _;
 use serde::{Deserialize, Serialize};
@@ -129,6 +129,8 @@ impl Node {
     /// Where the logs are, and the nodes that follow them.
     pub(super) fn log_info(&self, state: &State, members: Vec<EngineMemberInfo>) -> LogInfo {
         let engine = state.meta_dirs.engine().map(|engine| engine.address().to_string());
+        let begun = state.cluster.record.log_move.as_ref();
+        let waits = begun.is_some_and(LogMoveRecord::waits_for_first_node);
         let (tries, problem) = match (&engine, &state.cluster.record.log_move) {
             (Some(_), Some(begun)) => (begun.tries, begun.problem.clone()),
             (Some(_), None) => (0, None),
@@ -147,7 +149,7 @@ impl Node {
             owner: self.here().0,
             members,
             tries,
-            moves: *self.moves.borrow(),
+            moves: *self.moves.borrow() || waits,
             problem,
             ledgers: std::iter::once(control).chain(filesystems).collect(),
         }
@@ -283,6 +285,8 @@ impl Node {
             nodes,
             log: Some(record.to),
             recoveries,
+            left: Vec::new(),
+            leaves_engine: None,
         })
     }
 

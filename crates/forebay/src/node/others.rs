@@ -41,6 +41,9 @@ const EXPIRES_IN_S_MAX: u64 = 366 * 86_400;
 const MANAGED_MAX: usize = 256;
 /// Most addresses in a token.
 const TOKEN_ADDRESSES_MAX: usize = 6;
+/// How old a process may be that has just started, and how long another may take to say how old it is.
+const START_S_MAX: u64 = 30;
+const UPTIME_PATIENCE: Duration = Duration::from_secs(2);
 /// Most tokens at a time.
 const TOKENS_MAX: usize = 1000;
 
@@ -330,6 +333,12 @@ impl Node {
         }
     }
 
+    /// Whether the process at the known address of a node has run for longer than one that has just started.
+    async fn runs_long(&self, node: NodeId) -> bool {
+        let told = tokio::time::timeout(UPTIME_PATIENCE, self.uptime_of(node)).await;
+        matches!(told, Ok(Ok(uptime_s)) if uptime_s >= START_S_MAX)
+    }
+
     /// Makes another certificate for a node, for the key that it joined with, and notes where it is now.
     async fn renew_certificate(
         &self,
@@ -345,7 +354,7 @@ impl Node {
         };
         let is_copy = |answers| Ok(ClusterReply::IsCopy { addresses: known.addresses.clone(), answers });
         let is_new = starts.1 != 0 && starts.1 != known.start;
-        if is_new && known.start != 0 && known.addresses != addresses && self.is_reached(node) {
+        if is_new && known.start != 0 && known.addresses != addresses && self.runs_long(node).await {
             return is_copy(true);
         }
         let now_s = self.env.clock.wall_ns() / 1_000_000_000;

@@ -282,10 +282,11 @@ impl Node {
 /// Notes where the logs are, for nodes that joined when they were in files, and that they have not moved since.
 async fn note_engine(control: &Control, seat: &Seat) -> Result<()> {
     let Some(engine) = seat.ledgers.engine() else { return Ok(()) };
-    let is_first = seat.network.here() == OWNER;
+    let (is_first, is_own) = (seat.network.here() == OWNER, engine.address().is_own());
     let address = engine.address().to_string();
     let decide = |plan: &mut Plan| -> Result<()> {
-        if plan.next().record.log.is_empty() {
+        // That of an engine of Forebay changes with its members.
+        if plan.next().record.log.is_empty() || (!is_own && plan.next().record.log != address) {
             plan.set_cluster(|cluster| cluster.log.clone_from(&address));
         }
         let goes_on = plan.next().record.log_move.as_ref().is_some_and(LogMoveRecord::waits_for_first_node);
@@ -403,6 +404,8 @@ pub(crate) async fn found(env: &Env, dir: &NodeDir, options: &StartOptions) -> R
         nodes: addresses_of(&cluster),
         log: Some(address.to_string()),
         recoveries: 0,
+        left: Vec::new(),
+        leaves_engine: None,
     })?;
     control.resign().await;
     Ok(note)

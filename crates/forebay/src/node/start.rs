@@ -106,6 +106,8 @@ impl StartOptions {
             mount_options: None,
             force_stale_metadata: false,
             accept_older_metadata: false,
+            // The logs may have moved.
+            log: None,
             ..self
         }
     }

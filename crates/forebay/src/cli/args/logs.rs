@@ -18,7 +18,7 @@ const MOVE_HELP: &str = "In files of the first node: everything waits while that
 follow the ledgers, and each can take them over. Metadata stands still for some seconds while the process of the node that
 owns it begins anew; mounts in processes of their own wait, and lose nothing.
 
-If a move fails, the logs stay where they are, and the command may be given again. `forebay log show` says where that is.
+If a move fails, the logs stay where they are, and the command may be given again. `forebay log show` says where the logs are.
 
 Examples:
   forebay log move /srv/forebay etcd                    # Forebay runs etcd on the first three nodes (Debian: etcd-server)
@@ -48,7 +48,7 @@ pub(crate) enum LogCommand {
         /// the first node. While it is away, everything waits then.
         #[arg(value_parser = engine)]
         to: String,
-        /// Mounts in the first node's own process may end: programs that have files open there fail. They are made anew.
+        /// From files: mounts in the first node's own process may end: programs that have files open there fail. They are made anew.
         #[arg(long)]
         remount: bool,
         /// Print JSON.

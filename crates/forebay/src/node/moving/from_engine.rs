@@ -10,6 +10,7 @@ use admin::AdminError;
 use anyhow::{Context, Result, bail};
 use base::{Epoch, LedgerId, NodeId, Seq};
 use control::{CONTROL_LEDGER, Cluster, ClusterRecord, Plan};
+use meta::log::NOBODY;
 use wire::cluster::StoredLedger;
 
 use super::{ENGINE_PATIENCE, FILES, OWN_ENGINE, STOP_PATIENCE, taken};
@@ -62,15 +63,30 @@ impl Node {
             (state.cluster.record.clone(), state.meta_dirs.engine().map(Engine::address))
         };
         let known = known.ok_or_else(|| AdminError::conflict("the logs are not in an engine"))?;
+        let as_conflict = |error: anyhow::Error| AdminError::conflict(format!("{error:#}"));
+        self.check_programs().await.map_err(as_conflict)?;
+        self.copied(&[]).await.map_err(as_conflict)?;
         let destination = self.destination(to, &record, &known).await?;
-        let copied = self.copied(&[]).await.map_err(|error| AdminError::conflict(format!("{error:#}")));
-        copied?;
         let text = destination.to_record();
         self.change(|plan| plan.begin_log_move(&text)).await.map_err(failed)?;
         tracing::warn!(from = %known, to = text, "the logs of the ledgers move");
         let begins = if to == FILES && self.here() != OWNER { &self.leaves } else { &self.moves };
         begins.send_replace(true);
         Ok(())
+    }
+
+    /// Fails if a node may have an earlier program, which does not know that the logs can leave an engine, and would go on with the old ones.
+    /// Each node of a later program has told the number of its start.
+    async fn check_programs(&self) -> Result<()> {
+        let state = self.state.lock().await;
+        match state.cluster.nodes.values().find(|node| node.start == 0) {
+            Some(node) => bail!(
+                "node {} has not told the number of its start: it may have an earlier program, which does not know such a move. Start it \
+                 again with this version",
+                node.id
+            ),
+            None => Ok(()),
+        }
     }
 
     /// Checks the place, and makes what is to be there.
@@ -87,6 +103,10 @@ impl Node {
                 return conflict(format!(
                     "files can only be those of node {OWNER}, which does not answer: start it"
                 ));
+            }
+            if self.here() == OWNER {
+                let there = self.state.lock().await.meta_dirs.check_all_there();
+                there.map_err(|error| AdminError::conflict(format!("{error:#}")))?;
             }
             return Ok(Destination::Files);
         }
@@ -140,6 +160,10 @@ impl Node {
         let mut ends = Vec::new();
         for moving in all.iter().filter(|moving| moving.ledger != CONTROL_LEDGER) {
             let (epoch, seq) = moving.end().await?;
+            if moving.files.log.fence().await?.nonce != NOBODY {
+                // What was sent to it last may still come.
+                bail!("the log of ledger {} was not given back", moving.ledger);
+            }
             ends.push(End { ledger: moving.ledger, epoch, seq });
         }
         // An order may have been under way.
@@ -153,6 +177,10 @@ impl Node {
         let last = Seq(self.control.seq()?.0 + 1);
         ends.push(End { ledger: CONTROL_LEDGER, epoch: self.control.epoch(), seq: last });
         let destination = Destination::of_record(&begun.to)?;
+        if !self.control.holds() {
+            // Another owner may have begun the logs at the new place.
+            bail!("this node may not own the metadata any more");
+        }
         let begun =
             tokio::time::timeout(ENGINE_PATIENCE, self.begin_at(&destination, &cluster.record, &ends));
         begun.await.context("the new place took too long")??;
