@@ -307,6 +307,8 @@ impl Member {
         let looked = tokio::time::timeout(patience, looked.wait_for(|looked| *looked));
         tokio::select! {
             _ = looked => {}
+            // The process begins anew at once.
+            () = self.deposed() => {}
             unfit = self.unfit() => return Err(unfit),
         }
         let (socket, stopped) = (self.dir.socket(), self.stopping.subscribe());

@@ -43,8 +43,9 @@ use crate::engine::EngineAddress;
 use crate::identity::{OWNER, hostname};
 use crate::mount::MountProcess;
 
-/// How long a start waits for a killed process to end.
-const DYING_S_MAX: u64 = 20;
+/// How long a start waits for a killed process to end, and for one that only looks whether a node runs.
+const DYING_MAX: Duration = Duration::from_secs(20);
+const PASSING_MAX: Duration = Duration::from_millis(500);
 /// Default time that a drive may be away before other drives take over its positions.
 pub(super) const OUT_AFTER: Duration = Duration::from_secs(600);
 const DYING_POLL: Duration = Duration::from_millis(20);
@@ -175,8 +176,10 @@ fn take_lock(env: &Env, dir: &NodeDir, lock: &dyn File) -> Result<()> {
     let begun = env.clock.boot_ns();
     while lock.try_lock().is_err() {
         let pid = last_pid(env, dir);
-        let waited_s = (env.clock.boot_ns() - begun) / 1_000_000_000;
-        if pid.is_none_or(|pid| !is_dying(pid)) || waited_s >= DYING_S_MAX {
+        // This process may have begun anew while one that it was starting still had its files.
+        let is_ending = pid.is_some_and(|pid| pid == std::process::id() || is_dying(pid));
+        let patience = if is_ending { DYING_MAX } else { PASSING_MAX };
+        if Duration::from_nanos(env.clock.boot_ns() - begun) >= patience {
             let pid = pid.map(|pid| format!(": pid={pid}")).unwrap_or_default();
             bail!("node is running already: dir={}{pid}", dir.root().display());
         }
@@ -696,4 +699,35 @@ async fn open_control(
     }
     meta_dirs.set_created()?;
     Ok(Opened { control, files, local_drives: Arc::new(local_drives), local_mounts, created })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_that_is_held_for_a_moment_does_not_end_a_start() {
+        let root = tempfile::tempdir().unwrap();
+        let (env, dir) = (Env::real(), NodeDir::new(root.path()));
+        let first = hold_dir(&env, &dir).unwrap();
+        // The number in it is that of this process, as after it has begun anew.
+        let held = std::thread::spawn(move || {
+            std::thread::park_timeout(Duration::from_millis(700));
+            drop(first);
+        });
+        let second = hold_dir(&env, &dir).unwrap();
+        held.join().unwrap();
+        // Another process looks whether a node runs.
+        second.write_at(b"1", 0).and_then(|()| second.set_len(1)).unwrap();
+        let looks = std::thread::spawn(move || {
+            std::thread::park_timeout(Duration::from_millis(100));
+            drop(second);
+        });
+        let third = hold_dir(&env, &dir).unwrap();
+        looks.join().unwrap();
+        third.write_at(b"1", 0).and_then(|()| third.set_len(1)).unwrap();
+        let error = format!("{:#}", hold_dir(&env, &dir).err().unwrap());
+        assert!(error.contains("running already") && error.contains("pid=1"), "{error}");
+    }
 }
