@@ -704,6 +704,8 @@ async fn open_control(
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
+    use base::env::spawn_thread;
+
     use super::*;
 
     #[test]
@@ -712,7 +714,7 @@ mod tests {
         let (env, dir) = (Env::real(), NodeDir::new(root.path()));
         let first = hold_dir(&env, &dir).unwrap();
         // The number in it is that of this process, as after it has begun anew.
-        let held = std::thread::spawn(move || {
+        let held = spawn_thread("held", move || {
             std::thread::park_timeout(Duration::from_millis(700));
             drop(first);
         });
@@ -720,7 +722,7 @@ mod tests {
         held.join().unwrap();
         // Another process looks whether a node runs.
         second.write_at(b"1", 0).and_then(|()| second.set_len(1)).unwrap();
-        let looks = std::thread::spawn(move || {
+        let looks = spawn_thread("looks", move || {
             std::thread::park_timeout(Duration::from_millis(100));
             drop(second);
         });
