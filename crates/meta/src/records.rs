@@ -194,10 +194,20 @@ impl Records {
         &self,
         decide: impl FnOnce(&dyn State, Seq) -> Result<Changes, E>,
     ) -> Result<(), E> {
+        self.change(decide, || ()).await
+    }
+
+    /// As [`Records::commit`]; `decided` comes between the decision and the log.
+    async fn change<E: From<RecordsError>>(
+        &self,
+        decide: impl FnOnce(&dyn State, Seq) -> Result<Changes, E>,
+        decided: impl FnOnce(),
+    ) -> Result<(), E> {
         let mut end = self.end.lock().await;
         self.check_owner()?;
         self.finish_late(&mut end).await?;
         let changes = decide(&*self.state, Seq(end.seq.0 + 1))?;
+        decided();
         Ok(self.put(&mut end, changes).await?)
     }
 

@@ -368,7 +368,7 @@ pub(crate) struct StartArgs {
     #[arg(long)]
     pub(crate) accept_older_metadata: bool,
     /// Keep the logs of the metadata in this etcd (new cluster only), so that up to three nodes can own the metadata, one after
-    /// another. Later: where the same etcd is now. With ca=FILE, and cert=FILE and key=FILE if etcd asks for them, over TLS.
+    /// another. Later: where the same etcd is now; after `forebay log move`, leave it out. With ca=FILE, and cert=FILE and key=FILE if etcd asks for them, over TLS.
     /// Or in PostgreSQL, which has a synchronous standby:
     /// postgres://HOST:PORT,…/DATABASE[?user=NAME&password-file=FILE&ca=FILE&prefix=NAME&single=yes]
     #[arg(long, value_name = "etcd://HOST:PORT,…[?prefix=NAME]")]

@@ -182,10 +182,11 @@ impl EngineAddress {
         Self { prefix: None, ..self }
     }
 
-    /// Whether these are servers of the same kind, and one of them is the same.
-    pub(crate) fn shares_servers(&self, other: &Self) -> bool {
-        let is_same_kind = std::mem::discriminant(&self.kind) == std::mem::discriminant(&other.kind);
-        is_same_kind && self.servers.iter().any(|server| other.servers.contains(server))
+    /// Whether a person who gives this address may mean these logs: one of the servers is the same, and no other place there is given.
+    pub(crate) fn is_meant_by(&self, given: &Self) -> bool {
+        std::mem::discriminant(&self.kind) == std::mem::discriminant(&given.kind)
+            && self.servers.iter().any(|server| given.servers.contains(server))
+            && (given.prefix.is_none() || given.prefix == self.prefix)
     }
 
     /// The same logs at other servers: what the new address leaves out stays.
@@ -357,10 +358,10 @@ mod tests {
     fn servers_that_the_logs_have_left_are_known_again() {
         let parse = |text: &str| text.parse::<EngineAddress>().unwrap();
         let left = parse("etcd://a:1,b:2?prefix=x");
-        assert!(left.shares_servers(&parse("etcd://b:2")));
-        assert!(
-            !left.shares_servers(&parse("etcd://c:2")) && !left.shares_servers(&parse("postgres://a:1/logs"))
-        );
+        assert!(left.is_meant_by(&parse("etcd://b:2")) && left.is_meant_by(&parse("etcd://a:1?prefix=x")));
+        for other in ["etcd://c:2", "etcd://a:1?prefix=y", "postgres://a:1/logs"] {
+            assert!(!left.is_meant_by(&parse(other)), "{other}");
+        }
         assert!(left.how_to_clear().ends_with("x/"), "not also what begins with it");
     }
 

@@ -109,9 +109,8 @@ fn kept_membership(identity: &IdentityFiles, options: &StartOptions) -> Result<M
         && let Some(next) = &options.log
     {
         let at: EngineAddress = log.parse()?;
-        let is_there =
-            |left: &String| left.parse().is_ok_and(|left: EngineAddress| left.shares_servers(next));
-        if !at.shares_servers(next) && known.left.iter().any(is_there) {
+        let is_there = |left: &String| left.parse().is_ok_and(|left: EngineAddress| left.is_meant_by(next));
+        if !at.is_meant_by(next) && known.left.iter().any(is_there) {
             tracing::warn!(at = log, given = %next, "--log is out of date, because the logs have moved: leave it out");
         } else {
             membership.log = Some(at.moved_to(next.clone())?.to_string());

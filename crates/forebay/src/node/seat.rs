@@ -66,28 +66,14 @@ pub(crate) struct Seat {
 }
 
 /// Another node has taken the ledgers: what this process has in memory is of no use any more.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("another node has taken the ledgers")]
 pub(crate) struct Deposed;
 
-impl std::fmt::Display for Deposed {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("another node has taken the ledgers")
-    }
-}
-
-impl std::error::Error for Deposed {}
-
 /// The logs of the ledgers have moved: the last change in the control ledger says where. Nothing more may be added to them here.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("the logs of the ledgers have moved")]
 pub(crate) struct MovedOn;
-
-impl std::fmt::Display for MovedOn {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("the logs of the ledgers have moved")
-    }
-}
-
-impl std::error::Error for MovedOn {}
 
 /// Why an owner of the ledgers is one no more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

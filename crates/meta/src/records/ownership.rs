@@ -115,14 +115,8 @@ impl Records {
         &self,
         decide: impl FnOnce(&dyn State, Seq) -> Result<Changes, E>,
     ) -> Result<(), E> {
-        let mut end = self.end.lock().await;
-        self.check_owner()?;
-        self.finish_late(&mut end).await?;
-        let changes = decide(&*self.state, Seq(end.seq.0 + 1))?;
-        if let Some(ownership) = &self.ownership {
-            ownership.end(Standing::Former);
-        }
-        Ok(self.put(&mut end, changes).await?)
+        let end = || self.ownership.iter().for_each(|ownership| ownership.end(Standing::Former));
+        self.change(decide, end).await
     }
 
     /// Nodes that follow the ledger and were heard of lately.
