@@ -149,10 +149,16 @@ wait_until() {
     local deadline=$((SECONDS + $1))
     shift
     until "$@"; do
-        [ $SECONDS -lt $deadline ] || return 1
+        if [ $SECONDS -ge $deadline ]; then
+            echo "still not: $*"
+            explain
+            return 1
+        fi
         sleep 0.2
     done
 }
+# A suite may say here what its nodes are like, for the log of a check that waited in vain.
+explain() { true; }
 
 # --- nodes ---------------------------------------------------------------------------------------------------------
 

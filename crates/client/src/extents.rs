@@ -220,7 +220,8 @@ impl ExtentIo {
                 Some(same) if same.profile == profile => stripe.insert(same),
                 _ => stripe.insert(self.encode(data.clone(), profile, how)),
             };
-            let is_slow = |drive| self.latencies.is_slow(drive);
+            let now_ns = self.env.clock.boot_ns();
+            let is_slow = |drive| self.latencies.is_slow(drive, now_ns);
             let Some(group) = topology.choose(self.env.random.next_u64(), profile.n().into(), &is_slow)
             else {
                 tracing::error!("no placement group to write to");

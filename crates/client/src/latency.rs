@@ -28,6 +28,8 @@ const UNANSWERED_MAX: u32 = 8;
 const PROBE_EVERY_NS: u64 = 1_000_000_000;
 /// Samples between two updates of the bounds.
 const SAMPLES_PER_LOOK: u64 = 32;
+/// A drive that was slow and was asked nothing for this long is not slow any more: it may only have been out of reach.
+const SLOW_KNOWN_NS: u64 = 10_000_000_000;
 /// A new sample has the weight 1 / 2^`SMOOTHING`.
 const SMOOTHING: u32 = 4;
 /// The same for a slow drive, so that the few requests it gets soon show that it has recovered.
@@ -76,6 +78,17 @@ struct DriveLatency {
     slow_since_ns: Option<u64>,
     slow: bool,
     probed_ns: u64,
+    sampled_ns: u64,
+}
+
+impl DriveLatency {
+    /// Whether it is slow, by what is known now.
+    fn is_slow(&mut self, now_ns: u64) -> bool {
+        if self.slow && now_ns.saturating_sub(self.sampled_ns) >= SLOW_KNOWN_NS {
+            *self = Self::default();
+        }
+        self.slow
+    }
 }
 
 /// The drives of one client.
@@ -143,6 +156,7 @@ impl Latencies {
             RequestKind::Read => latency.read.take(ns, smoothing),
             RequestKind::Write => latency.write.take(ns, smoothing),
         }
+        latency.sampled_ns = now_ns;
         latency.unanswered = if unanswered == 0 { 0 } else { latency.unanswered + unanswered };
         let sample = self.samples.fetch_add(1, Ordering::Relaxed);
         if sample.is_multiple_of(SAMPLES_PER_LOOK) || unanswered > 0 || drives[&drive].slow {
@@ -182,14 +196,18 @@ impl Latencies {
     }
 
     /// Whether a drive is slow: it is spared where others can do its work.
-    pub(crate) fn is_slow(&self, drive: DriveId) -> bool {
-        self.drives.lock().expect("no holder of this lock panics").get(&drive).is_some_and(|drive| drive.slow)
+    pub(crate) fn is_slow(&self, drive: DriveId, now_ns: u64) -> bool {
+        let mut drives = self.drives.lock().expect("no holder of this lock panics");
+        drives.get_mut(&drive).is_some_and(|drive| drive.is_slow(now_ns))
     }
 
     /// Whether to spare a drive now. A slow drive still gets one request per second.
     pub(crate) fn spares(&self, drive: DriveId, now_ns: u64) -> bool {
         let mut drives = self.drives.lock().expect("no holder of this lock panics");
-        let Some(drive) = drives.get_mut(&drive).filter(|drive| drive.slow) else { return false };
+        let Some(drive) = drives.get_mut(&drive) else { return false };
+        if !drive.is_slow(now_ns) {
+            return false;
+        }
         let probe = now_ns.saturating_sub(drive.probed_ns) >= PROBE_EVERY_NS;
         if probe {
             drive.probed_ns = now_ns;
@@ -198,9 +216,9 @@ impl Latencies {
     }
 
     /// The drives that are slow.
-    pub(crate) fn slow(&self) -> Vec<DriveId> {
-        let drives = self.drives.lock().expect("no holder of this lock panics");
-        drives.iter().filter(|(_, drive)| drive.slow).map(|(id, _)| *id).collect()
+    pub(crate) fn slow(&self, now_ns: u64) -> Vec<DriveId> {
+        let mut drives = self.drives.lock().expect("no holder of this lock panics");
+        drives.iter_mut().filter_map(|(id, drive)| drive.is_slow(now_ns).then_some(*id)).collect()
     }
 
     /// Whether requests take more than twice as long as in the best recent times. `false` without recent requests.
@@ -232,11 +250,11 @@ mod tests {
         let latencies = Latencies::new();
         let drives = [(0, 2), (1, 2), (2, 3), (3, 2), (4, 40), (5, 2)];
         feed(&latencies, &drives, 0, 29);
-        assert_eq!(latencies.slow(), []);
+        assert_eq!(latencies.slow(29_000 * MS), []);
         feed(&latencies, &drives, 29, 33);
-        assert_eq!(latencies.slow(), [DriveId(4)]);
+        assert_eq!(latencies.slow(33_000 * MS), [DriveId(4)]);
         feed(&latencies, &[(0, 2), (1, 2), (2, 3), (3, 2), (4, 2), (5, 2)], 33, 50);
-        assert_eq!(latencies.slow(), [], "it recovered");
+        assert_eq!(latencies.slow(50_000 * MS), [], "it recovered");
     }
 
     #[test]
@@ -245,7 +263,7 @@ mod tests {
         assert_eq!(latencies.read_patience(), Duration::from_millis(20));
         assert_eq!(latencies.write_patience(), Duration::from_millis(500));
         feed(&latencies, &[(0, 300), (1, 310), (2, 290)], 0, 60);
-        assert_eq!(latencies.slow(), []);
+        assert_eq!(latencies.slow(60_000 * MS), []);
         assert!(latencies.read_patience() >= Duration::from_millis(290));
         assert!(latencies.write_patience() >= Duration::from_millis(870));
         feed(&latencies, &[(0, 300_000), (1, 300_000), (2, 300_000)], 60, 90);
@@ -259,13 +277,31 @@ mod tests {
         for _ in 0..UNANSWERED_MAX {
             latencies.gave_up(DriveId(1), RequestKind::Write, 500 * MS, 5000 * MS);
         }
-        assert_eq!(latencies.slow(), [DriveId(1)]);
+        assert_eq!(latencies.slow(5000 * MS), [DriveId(1)]);
         assert!(!latencies.spares(DriveId(1), 6000 * MS), "asked to see whether it is well");
         assert!(latencies.spares(DriveId(1), 6500 * MS));
         assert!(!latencies.spares(DriveId(1), 7000 * MS));
         assert!(!latencies.spares(DriveId(0), 7000 * MS));
         feed(&latencies, &[(0, 1), (1, 1), (2, 1)], 8, 30);
-        assert_eq!(latencies.slow(), []);
+        assert_eq!(latencies.slow(30_000 * MS), []);
+    }
+
+    #[test]
+    fn a_slow_drive_that_nothing_is_asked_of_is_not_called_slow_for_ever() {
+        let latencies = Latencies::new();
+        feed(&latencies, &[(0, 1), (1, 1), (2, 1)], 0, 5);
+        // Its machine is cut off for a moment.
+        for _ in 0..UNANSWERED_MAX {
+            latencies.gave_up(DriveId(1), RequestKind::Write, 500 * MS, 5000 * MS);
+        }
+        assert_eq!(latencies.slow(14_999 * MS), [DriveId(1)]);
+        assert!(!latencies.is_slow(DriveId(1), 15_000 * MS) && !latencies.spares(DriveId(1), 15_000 * MS));
+        assert_eq!(latencies.slow(15_000 * MS), []);
+        // One that is slow is noticed again.
+        for _ in 0..UNANSWERED_MAX {
+            latencies.gave_up(DriveId(1), RequestKind::Write, 500 * MS, 16_000 * MS);
+        }
+        assert_eq!(latencies.slow(16_000 * MS), [DriveId(1)]);
     }
 
     #[test]

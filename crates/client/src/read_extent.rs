@@ -307,9 +307,10 @@ impl ExtentIo {
             (0..extent.n).map(ShardIndex).filter(|shard| *shard != read.shard).collect();
         // Slow drives come last; shards are taken from the end.
         let topology = self.topology();
+        let now_ns = self.env.clock.boot_ns();
         let slow = |shard: &ShardIndex| {
             let holder = topology.holders(extent.pg, *shard).next();
-            holder.is_some_and(|drive| self.latencies.is_slow(drive))
+            holder.is_some_and(|drive| self.latencies.is_slow(drive, now_ns))
         };
         others.sort_by_key(|shard| (slow(shard), *shard));
         others.reverse();

@@ -310,6 +310,6 @@ impl Client {
 
     /// Drives that are much slower than their peers or do not answer. They are spared where others can do their work.
     pub fn slow_drives(&self) -> Vec<DriveId> {
-        self.inner.extents.latencies.slow()
+        self.inner.extents.latencies.slow(self.inner.env.clock.boot_ns())
     }
 }
