@@ -20,6 +20,10 @@ use crate::rights::Proofs;
 const PATIENCE: Duration = Duration::from_secs(2);
 /// How long a node may take before a way around is looked for.
 const DIRECT: Duration = Duration::from_secs(1);
+/// The pause between two attempts to connect directly while a way around is looked for.
+const AGAIN: Duration = Duration::from_millis(100);
+/// How long a node that did not take a connection is tried directly after a way around was found.
+const STARTS: Duration = Duration::from_millis(500);
 /// Nodes that are asked for a way at a time.
 const ASKED: usize = 3;
 /// The pause after no way was found.
@@ -183,11 +187,21 @@ fn dial(way: Arc<Way>) -> Dial {
 }
 
 impl Way {
-    /// Connects directly, or through another node if that takes long or fails.
+    /// Connects directly, or through another node if that takes long or fails. Meanwhile the node is tried directly again: it may have
+    /// been about to start.
     async fn connect(self: &Arc<Self>) -> io::Result<Connection> {
         let is_around = self.around.lock().via.is_some();
-        let failed = Notify::new();
-        let direct = self.directly();
+        let (failed, error) = (Notify::new(), Shared::new(None));
+        let direct = async {
+            loop {
+                match self.directly().await {
+                    Ok(connection) => return connection,
+                    Err(now) => *error.lock() = Some(now),
+                }
+                failed.notify_one();
+                tokio::time::sleep(AGAIN).await;
+            }
+        };
         let around = async {
             if !is_around {
                 // Whichever comes first.
@@ -196,18 +210,22 @@ impl Way {
             self.around().await
         };
         tokio::pin!(direct, around);
-        tokio::select! {
-            connected = &mut direct => match connected {
-                Ok(connection) => Ok(connection),
-                Err(error) => {
-                    failed.notify_one();
-                    around.await.map_err(|_| error)
-                }
-            },
-            connected = &mut around => match connected {
-                Ok(connection) => Ok(connection),
-                Err(_) => direct.await,
-            },
+        let connected = tokio::select! {
+            connection = &mut direct => return Ok(connection),
+            connected = &mut around => connected,
+        };
+        let is_silent = error.lock().is_none();
+        if is_silent && connected.is_err() {
+            tokio::select! {
+                connection = &mut direct => return Ok(connection),
+                () = failed.notified() => {}
+            }
+        }
+        match connected {
+            // Its machine was reached and did not take the connection: it may be about to start.
+            Ok(around) if !is_silent => Ok(tokio::time::timeout(STARTS, direct).await.unwrap_or(around)),
+            Ok(around) => Ok(around),
+            Err(none) => Err(error.lock().take().unwrap_or(none)),
         }
     }
 

@@ -1,7 +1,7 @@
 //! Nodes that come, move and go.
 
 use base::NodeId;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
 use super::listener::Machine;
@@ -139,6 +139,31 @@ fn a_node_is_reached_through_another_until_it_answers_by_itself() {
         drop(leader);
         drive.put(put(20, 256)).await.unwrap();
         assert!(tokio::time::timeout(Duration::from_secs(1), contact.changed()).await.is_err());
+    });
+}
+
+#[test]
+fn a_node_that_is_about_to_start_is_reached_directly() {
+    run(async {
+        let others = Others::new();
+        let machine = others.machine().await;
+        let leader = Machine::new(&others.authority.node(5)).await;
+        leader.fabric.set_nodes(BTreeMap::from([(NODE, vec![machine.address.clone()])]));
+        let (address, started) = (dead_address().await, machine.address.clone());
+        let nodes = [(NODE, vec![address.clone()]), (NodeId(5), vec![leader.address.clone()])];
+        others.fabric.set_nodes(BTreeMap::from(nodes));
+        tokio::spawn(async move {
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            let listener = TcpListener::bind(&address).await.unwrap();
+            while let Ok((mut from, _)) = listener.accept().await {
+                let mut to = TcpStream::connect(&started).await.unwrap();
+                tokio::spawn(async move { tokio::io::copy_bidirectional(&mut from, &mut to).await });
+            }
+        });
+        let peer = others.fabric.peer(NODE).unwrap();
+        is_there(&peer, true).await;
+        RemoteDrive::new(&peer, DRIVE).await.put(put(1, 1)).await.unwrap();
+        assert_eq!((others.fabric.detours(), peer.contact().borrow().losses), (vec![], 0));
     });
 }
 
