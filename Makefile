@@ -28,7 +28,7 @@ export FOREBAY_BUILD = $(BUILD)
 export FOREBAY ?= $(TARGET)/$(BUILD)/forebay
 export FOREBAY_XTASK ?= $(TARGET)/$(BUILD)/xtask
 
-.PHONY: help run stop build check test nightly test-long crash conformance sim mutations fuzz soak cluster cluster-faults takeovers upgrade planner bench bench-s3 bench-cluster bench-tier tier lint deps packages
+.PHONY: help run stop build check test nightly test-long crash conformance sim mutations fuzz soak cluster cluster-faults takeovers upgrade planner bench bench-s3 bench-cluster bench-placement bench-tier tier lint deps packages
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -101,6 +101,9 @@ bench-s3: build ## the S3 endpoint beside MinIO and plain files, about ten minut
 
 bench-cluster: deps build ## three machines with drives and one without beside a single node, costs per operation, about ten minutes; BENCH="--quick" for three
 	@tests/bench-cluster.sh $(BENCH)
+
+bench-placement: deps build ## what `--placement local` changes where the network is slower than the drives, three minutes; BENCH="--quick" for one
+	@tests/bench-placement.sh $(BENCH)
 
 bench-tier: build ## tiering beside what its store can do, some 25 minutes; BENCH="--quick" for four
 	@tests/deps.sh bench

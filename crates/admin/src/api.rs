@@ -13,6 +13,7 @@ use crate::damage::DamageInfo;
 use crate::filesystem_groups::FilesystemGroupControl;
 use crate::logs::{LogControl, LogInfo};
 use crate::nodes::NodesControl;
+use crate::placement::{Placement, SetPlacement};
 use crate::stores::StoreControl;
 use crate::tiers::{TierControl, TierInfo};
 use crate::users::{AuditInfo, UserControl};
@@ -363,6 +364,9 @@ pub struct FilesystemInfo {
     pub free_bytes: u64,
     /// Bytes of content stored, before redundancy.
     pub used_bytes: u64,
+    /// Where new data goes.
+    #[serde(default)]
+    pub placement: Placement,
     /// Most bytes of content; `None`: as much as the drives hold.
     #[serde(default)]
     pub size_bytes: Option<u64>,
@@ -534,6 +538,9 @@ pub struct CreateFilesystem {
     /// Name of its filesystem group; `None`: `default`.
     #[serde(default)]
     pub group: Option<String>,
+    /// Where new data goes.
+    #[serde(default, skip_serializing_if = "Placement::is_default")]
+    pub placement: Placement,
 }
 
 /// Limits of a filesystem in bytes. `None`: unchanged; 0: as much as the drives hold.
@@ -702,6 +709,13 @@ pub trait NodeControl:
         name: String,
         request: BalanceFilesystem,
     ) -> BoxFuture<'_, Result<FilesystemBalance, AdminError>>;
+    /// Changes where new data of a filesystem goes.
+    fn set_placement(
+        &self,
+        name: String,
+        request: SetPlacement,
+    ) -> BoxFuture<'_, Result<FilesystemInfo, AdminError>>;
+
     /// Changes the limits of a filesystem's content.
     fn set_limits(
         &self,

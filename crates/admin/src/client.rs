@@ -26,6 +26,7 @@ use crate::api::{
     SpareInfo, UpkeepInfo, WhyInfo,
 };
 use crate::balancing::{BalanceFilesystem, FilesystemBalance};
+use crate::placement::SetPlacement;
 
 /// Longest wait for an answer.
 const DEADLINE: Duration = Duration::from_secs(120);
@@ -200,6 +201,16 @@ impl AdminClient {
     ) -> Result<FilesystemBalance, CallError> {
         let path = format!("/v1/filesystems/{}/balance", percent_encode(name.as_bytes()));
         self.call(Method::POST, &path, Some(&request)).await
+    }
+
+    /// Changes where new data goes.
+    pub async fn set_placement(
+        &self,
+        name: &str,
+        request: &SetPlacement,
+    ) -> Result<FilesystemInfo, CallError> {
+        let path = format!("/v1/filesystems/{}/placement", percent_encode(name.as_bytes()));
+        self.call(Method::POST, &path, Some(request)).await
     }
 
     /// Changes the limits of a filesystem's content.

@@ -12,6 +12,7 @@ mod filesystem_groups;
 mod logs;
 mod metrics;
 mod nodes;
+mod placement;
 mod server;
 mod stores;
 mod tiers;
@@ -36,6 +37,7 @@ pub use nodes::{
     ClientInfo, CreateToken, DrainNode, NewToken, NodeCheck, NodeDrain, NodeInfo, NodesControl, ProgramInfo,
     SetMaintenance, StopCheck, TokenInfo, TokenRights, UpgradeInfo,
 };
+pub use placement::{Placement, SetPlacement};
 pub use server::{Answer, Answered, Api, ServeError, serve, serve_answers, serve_metrics};
 pub use stores::{BenchStore, SetStore, StoreControl, StoreInfo, StoreValidationInfo, Verify};
 pub use tiers::{

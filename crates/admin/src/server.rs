@@ -36,6 +36,7 @@ use crate::api::{
     ReplaceDrive, SetLimits, SetProfile, SetSpares, SetUpkeep,
 };
 use crate::balancing::BalanceFilesystem;
+use crate::placement::SetPlacement;
 
 pub use metrics::serve_metrics;
 
@@ -147,6 +148,16 @@ fn filesystem_router() -> Router<Node> {
                        Path(name): Path<String>,
                        Json(request): Json<BalanceFilesystem>| {
                     answer(node.balance(name, request).await)
+                },
+            ),
+        )
+        .route(
+            "/v1/filesystems/{name}/placement",
+            post(
+                async |State(node): State<Node>,
+                       Path(name): Path<String>,
+                       Json(request): Json<SetPlacement>| {
+                    answer(node.set_placement(name, request).await)
                 },
             ),
         )

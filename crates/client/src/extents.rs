@@ -28,6 +28,7 @@ use crate::bond::Bonds;
 use crate::latency::{Latencies, RequestKind};
 use crate::peers::Peers;
 use crate::reach::Reach;
+use crate::topology::Beside;
 use crate::topology::Topology;
 
 /// Extents above this are erasure coded at once, smaller ones are kept as copies.
@@ -57,6 +58,8 @@ pub(crate) enum Protection {
 pub(crate) struct WriteHow {
     pub(crate) protection: Protection,
     pub(crate) purpose: PutPurpose,
+    /// What it is near to.
+    pub(crate) beside: Beside,
     /// The note that is stored with its shards.
     pub(crate) note: ShardNote,
 }
@@ -130,6 +133,8 @@ pub(crate) struct ExtentIo {
     topology: watch::Receiver<Arc<Topology>>,
     codes: Mutex<HashMap<(u8, u8), Arc<ErasureCode>>>,
     pub(crate) latencies: Latencies,
+    /// A random number: of copies on other nodes, not all clients read the first.
+    pub(crate) turn: u64,
     pub(crate) peers: Peers,
     pub(crate) reach: Reach,
 }
@@ -160,7 +165,8 @@ impl ExtentIo {
         reach: Reach,
     ) -> Self {
         let (codes, latencies) = (Mutex::default(), Latencies::new());
-        Self { env, ledger, bonds, topology, codes, latencies, peers, reach }
+        let turn = env.random.next_u64() >> 8;
+        Self { env, ledger, bonds, topology, codes, latencies, turn, peers, reach }
     }
 
     /// The newest durable position of the ledger that an answer told.
@@ -222,8 +228,9 @@ impl ExtentIo {
             };
             let now_ns = self.env.clock.boot_ns();
             let is_slow = |drive| self.latencies.is_slow(drive, now_ns);
-            let Some(group) = topology.choose(self.env.random.next_u64(), profile.n().into(), &is_slow)
-            else {
+            // What failed near may work elsewhere.
+            let beside = if attempt == 0 { how.beside } else { Beside::Nothing };
+            let Some(group) = topology.choose(self.env.random.next_u64(), profile, beside, &is_slow) else {
                 tracing::error!("no placement group to write to");
                 return Err(WriteExtentError::Failed(FsError::Io));
             };

@@ -19,6 +19,7 @@ use crate::extents::{
     COPIES_BYTES_MAX, Protection, ReadExtentError, WriteExtentError, WriteHow, WrittenExtent,
 };
 use crate::node::Node;
+use crate::topology::Beside;
 
 /// Runs of adjacent pieces that are fetched at a time, if memory permits.
 const FETCHES: usize = 32;
@@ -346,7 +347,7 @@ impl Client {
         let protection = if coded { Protection::Coded } else { Protection::Copies };
         let next_id = || self.inner.session.next_extent();
         let note = ShardNote { ino, off: piece.off, key_version: 0 };
-        let how = WriteHow { protection, purpose: PutPurpose::Write, note };
+        let how = WriteHow { protection, purpose: PutPurpose::Write, beside: Beside::Here, note };
         let written = self.inner.extents.write(out, how, next_id).await;
         let written = written.map_err(|error| {
             WriteBackError::Drives(match error {

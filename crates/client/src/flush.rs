@@ -23,6 +23,7 @@ use crate::extents::{Protection, WriteExtentError, WriteHow};
 use crate::node::{AttrChanges, Node, NodeState, Remapping};
 use crate::rebuild::NewerMap;
 use crate::room::RoomWait;
+use crate::topology::Beside;
 
 const COPIES_BYTES_MAX: usize = crate::extents::COPIES_BYTES_MAX as usize;
 /// Extents written in parallel before one commit.
@@ -504,7 +505,7 @@ impl Client {
             let data = new_extent.data.clone();
             let note =
                 ShardNote { ino, off: new_extent.parts.first().map_or(0, |part| part.0), key_version: 0 };
-            let how = WriteHow { protection, purpose: PutPurpose::Write, note };
+            let how = WriteHow { protection, purpose: PutPurpose::Write, beside: Beside::Here, note };
             let mut written = match self.inner.extents.write(data, how, next_id).await {
                 Ok(written) => written,
                 // Extents are narrow while drives are missing.

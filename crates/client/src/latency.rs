@@ -4,8 +4,9 @@
 //! adapt: when all drives are busy, all bounds rise and no request is sent twice.
 
 use std::collections::HashMap;
-use std::sync::Mutex;
+use std::collections::hash_map::Entry;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use base::DriveId;
@@ -82,10 +83,11 @@ struct DriveLatency {
 }
 
 impl DriveLatency {
-    /// Whether it is slow, by what is known now.
-    fn is_slow(&mut self, now_ns: u64) -> bool {
+    /// Whether it is slow, by what is known now. One request that it does not answer in time makes it slow again.
+    fn is_slow(&mut self, drive: DriveId, now_ns: u64) -> bool {
         if self.slow && now_ns.saturating_sub(self.sampled_ns) >= SLOW_KNOWN_NS {
-            *self = Self::default();
+            tracing::info!(%drive, "drive was slow and was asked nothing since: it is tried again");
+            *self = Self { unanswered: UNANSWERED_MAX - 1, ..Self::default() };
         }
         self.slow
     }
@@ -94,6 +96,8 @@ impl DriveLatency {
 /// The drives of one client.
 pub(crate) struct Latencies {
     drives: Mutex<HashMap<DriveId, DriveLatency>>,
+    /// Reads under way.
+    reads: Mutex<HashMap<DriveId, u32>>,
     samples: AtomicU64,
     read_bound_ns: AtomicU64,
     write_bound_ns: AtomicU64,
@@ -111,15 +115,48 @@ struct Recent {
     at_ns: u64,
 }
 
+/// A read that a drive has not answered.
+pub(crate) struct ReadUnderWay<'a> {
+    latencies: &'a Latencies,
+    drive: DriveId,
+}
+
+impl Drop for ReadUnderWay<'_> {
+    fn drop(&mut self) {
+        if let Entry::Occupied(mut reads) = self.latencies.reads().entry(self.drive) {
+            *reads.get_mut() -= 1;
+            if *reads.get() == 0 {
+                reads.remove();
+            }
+        }
+    }
+}
+
 impl Latencies {
     pub(crate) fn new() -> Self {
         Self {
             drives: Mutex::default(),
+            reads: Mutex::default(),
             samples: AtomicU64::new(0),
             read_bound_ns: AtomicU64::new(READ_FLOOR_NS),
             write_bound_ns: AtomicU64::new(WRITE_FLOOR_NS),
             recent: Mutex::default(),
         }
+    }
+
+    fn reads(&self) -> MutexGuard<'_, HashMap<DriveId, u32>> {
+        self.reads.lock().expect("no holder of this lock panics")
+    }
+
+    /// Counts a read until it is dropped.
+    pub(crate) fn reads_from(&self, drive: DriveId) -> ReadUnderWay<'_> {
+        *self.reads().entry(drive).or_default() += 1;
+        ReadUnderWay { latencies: self, drive }
+    }
+
+    /// The reads that a drive has not answered.
+    pub(crate) fn reads_under_way(&self, drive: DriveId) -> u32 {
+        self.reads().get(&drive).copied().unwrap_or(0)
     }
 
     /// After this time without an answer a read asks other drives.
@@ -198,19 +235,19 @@ impl Latencies {
     /// Whether a drive is slow: it is spared where others can do its work.
     pub(crate) fn is_slow(&self, drive: DriveId, now_ns: u64) -> bool {
         let mut drives = self.drives.lock().expect("no holder of this lock panics");
-        drives.get_mut(&drive).is_some_and(|drive| drive.is_slow(now_ns))
+        drives.get_mut(&drive).is_some_and(|latency| latency.is_slow(drive, now_ns))
     }
 
     /// Whether to spare a drive now. A slow drive still gets one request per second.
     pub(crate) fn spares(&self, drive: DriveId, now_ns: u64) -> bool {
         let mut drives = self.drives.lock().expect("no holder of this lock panics");
-        let Some(drive) = drives.get_mut(&drive) else { return false };
-        if !drive.is_slow(now_ns) {
+        let Some(latency) = drives.get_mut(&drive) else { return false };
+        if !latency.is_slow(drive, now_ns) {
             return false;
         }
-        let probe = now_ns.saturating_sub(drive.probed_ns) >= PROBE_EVERY_NS;
+        let probe = now_ns.saturating_sub(latency.probed_ns) >= PROBE_EVERY_NS;
         if probe {
-            drive.probed_ns = now_ns;
+            latency.probed_ns = now_ns;
         }
         !probe
     }
@@ -218,7 +255,7 @@ impl Latencies {
     /// The drives that are slow.
     pub(crate) fn slow(&self, now_ns: u64) -> Vec<DriveId> {
         let mut drives = self.drives.lock().expect("no holder of this lock panics");
-        drives.iter_mut().filter_map(|(id, drive)| drive.is_slow(now_ns).then_some(*id)).collect()
+        drives.iter_mut().filter_map(|(id, drive)| drive.is_slow(*id, now_ns).then_some(*id)).collect()
     }
 
     /// Whether requests take more than twice as long as in the best recent times. `false` without recent requests.
@@ -297,11 +334,14 @@ mod tests {
         assert_eq!(latencies.slow(14_999 * MS), [DriveId(1)]);
         assert!(!latencies.is_slow(DriveId(1), 15_000 * MS) && !latencies.spares(DriveId(1), 15_000 * MS));
         assert_eq!(latencies.slow(15_000 * MS), []);
-        // One that is slow is noticed again.
-        for _ in 0..UNANSWERED_MAX {
-            latencies.gave_up(DriveId(1), RequestKind::Write, 500 * MS, 16_000 * MS);
-        }
+        // One that still does not answer is noticed at once ...
+        latencies.gave_up(DriveId(1), RequestKind::Write, 500 * MS, 16_000 * MS);
         assert_eq!(latencies.slow(16_000 * MS), [DriveId(1)]);
+        // ... and one that does is as good as any.
+        assert_eq!(latencies.slow(30_000 * MS), []);
+        feed(&latencies, &[(0, 1), (1, 1), (2, 1)], 30, 31);
+        latencies.gave_up(DriveId(1), RequestKind::Write, 500 * MS, 31_000 * MS);
+        assert_eq!(latencies.slow(31_000 * MS), []);
     }
 
     #[test]

@@ -3,8 +3,10 @@
 //! Nothing is locked during these steps. A piece that changes before the last one stays as it is, and its copy in the
 //! new extent is dead from the start.
 
-use base::FsError;
+use std::collections::HashMap;
+
 use base::units::BLOCK_BYTES;
+use base::{DriveId, FsError};
 use bytes::{Bytes, BytesMut};
 use futures_util::StreamExt;
 use futures_util::stream;
@@ -19,6 +21,7 @@ use crate::blobs::Reach;
 use crate::extents::{
     COPIES_BYTES_MAX, Protection, ReadExtentError, WriteExtentError, WriteHow, WrittenExtent,
 };
+use crate::topology::Beside;
 
 /// Pieces asked for at a time.
 const PAGE: u32 = 1024;
@@ -152,7 +155,8 @@ impl Client {
         let protection = if coded { Protection::Coded } else { Protection::Copies };
         let next_id = || self.inner.session.next_extent();
         // It gathers pieces of several files.
-        let how = WriteHow { protection, purpose: PutPurpose::Repair, note: ShardNote::default() };
+        let (purpose, beside) = (PutPurpose::Repair, self.beside_most(&moves));
+        let how = WriteHow { protection, purpose, beside, note: ShardNote::default() };
         let written = self.inner.extents.write(data, how, next_id).await;
         let written = written.map_err(|error| match error {
             // Extents have just become narrower: the next round packs less at a time.
@@ -161,6 +165,20 @@ impl Client {
         })?;
         let moved_bytes = self.move_pieces(written, moves).await?;
         Ok(PackOutcome { moved_bytes, left_bytes: wanted - moved_bytes })
+    }
+
+    /// The first drive of the extent with the most bytes of these pieces: what was written on one node stays near to it.
+    fn beside_most(&self, moves: &[PackMove]) -> Beside {
+        let topology = self.inner.extents.topology();
+        let mut bytes: HashMap<DriveId, u64> = HashMap::new();
+        for PackMove { piece, .. } in moves {
+            let group = piece.content.extent().and_then(|extent| topology.map.group(extent.pg));
+            if let Some(drive) = group.and_then(|group| group.members.first()) {
+                *bytes.entry(*drive).or_default() += piece.len;
+            }
+        }
+        let most = bytes.into_iter().max_by_key(|(drive, bytes)| (*bytes, *drive));
+        most.map_or(Beside::Nothing, |(drive, _)| Beside::Drive(drive))
     }
 
     async fn move_pieces(&self, written: WrittenExtent, moves: Vec<PackMove>) -> Result<u64, FsError> {

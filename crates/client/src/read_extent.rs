@@ -74,7 +74,7 @@ impl ExtentIo {
         let len = u32::try_from(out.len()).expect("a piece is at most 16 MiB");
         let mut rest = out;
         let mut parts = Vec::new();
-        for read in read_plan(extent.extent_len, extent.k, off, len) {
+        for read in self.reads(extent, off, len) {
             let (part, later) = rest.split_at_mut(read.len_bytes as usize);
             rest = later;
             parts.push(async move {
@@ -95,13 +95,39 @@ impl ExtentIo {
         len: u32,
         purpose: GetPurpose,
     ) -> Result<Vec<Bytes>, ReadExtentError> {
-        let mut reads = read_plan(extent.extent_len, extent.k, off, len);
+        let mut reads = self.reads(extent, off, len);
         if reads.len() == 1
             && let Some(read) = reads.next()
         {
             return Ok(vec![self.read_shard(extent, read, purpose).await?]);
         }
         join_all(reads.map(|read| self.read_shard(extent, read, purpose))).await.into_iter().collect()
+    }
+
+    /// The shards to read for `len` bytes of an extent, from `off` on.
+    fn reads(&self, extent: &ExtentRef, off: u32, len: u32) -> impl ExactSizeIterator<Item = ShardRead> {
+        let copy = (extent.k == 1 && extent.n > 1).then(|| self.copy_to_read(extent)).flatten();
+        let reads = read_plan(extent.extent_len, extent.k, off, len);
+        reads.map(move |read| ShardRead { shard: copy.unwrap_or(read.shard), ..read })
+    }
+
+    /// Of an extent that is copies: the nearest one, and of several the one whose drive has the fewest reads under way. On other nodes,
+    /// each client begins with another one. `None` if there is no group, or no copy can be read.
+    fn copy_to_read(&self, extent: &ExtentRef) -> Option<ShardIndex> {
+        let topology = self.topology();
+        let (group, now_ns) = (topology.map.group(extent.pg)?, self.env.clock.boot_ns());
+        let is_fit = |(index, drive): &(u8, &DriveId)| {
+            let has_it = topology.readable(**drive).is_some() && !group.is_rebuilding(*index);
+            has_it && !self.latencies.is_slow(**drive, now_ns)
+        };
+        let copies = (0u8..).zip(&group.members).take(extent.n.into()).filter(is_fit);
+        let cost = |(index, drive): &(u8, &DriveId)| {
+            let distance = topology.near.distance(&topology.map, **drive);
+            let turn = if distance == 0 { 0 } else { self.turn };
+            let place = (u64::from(*index) + turn) % u64::from(extent.n);
+            (distance, self.latencies.reads_under_way(**drive), place)
+        };
+        copies.min_by_key(cost).map(|(index, _)| ShardIndex(index))
     }
 
     /// Reads the wanted bytes of one shard.
@@ -264,7 +290,9 @@ impl ExtentIo {
         let key = ShardKey { ledger: self.ledger, extent: extent.id, shard };
         let request = GetShard { key, first_block: read.first_block, blocks: read.blocks, purpose };
         let started_ns = self.env.clock.boot_ns();
+        let under_way = self.latencies.reads_from(drive);
         let answer = tokio::time::timeout(DRIVE_TIMEOUT, service.get(request)).await;
+        drop(under_way);
         if purpose == GetPurpose::Read {
             let now = self.env.clock.boot_ns();
             self.latencies.answered(drive, RequestKind::Read, now.saturating_sub(started_ns), now);

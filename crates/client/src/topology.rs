@@ -5,8 +5,13 @@ use std::sync::Arc;
 
 use base::{DriveId, PgId, ShardIndex};
 use futures_util::future::join_all;
-use layout::{ClusterMap, DriveState, PlacementGroup, Profile};
+use layout::{ClusterMap, DriveState, Place, PlacementGroup, Profile};
 use wire::drive::{DriveHealth, DriveService, DriveStat};
+
+use crate::near::Near;
+
+/// A group that is near is taken while it has this part of the room of another.
+const NEAR_ROOM_PART: u64 = 4;
 
 /// The cluster map and the services of its drives. Replaced as a whole on every change.
 #[derive(Clone)]
@@ -23,6 +28,19 @@ pub struct Topology {
     pub narrow: Vec<PgId>,
     /// How much the filesystem may hold.
     pub limits: Limits,
+    /// What is near to the client.
+    pub near: Near,
+}
+
+/// What a new extent is near to, where placement is local.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Beside {
+    /// The client that writes it.
+    Here,
+    /// A drive.
+    Drive(DriveId),
+    /// Nothing: all groups are the same to it.
+    Nothing,
 }
 
 /// Limits of a filesystem: in bytes of content, where `None` is the capacity of the drives, and what of that stays free.
@@ -47,11 +65,20 @@ impl Limits {
 impl Default for Topology {
     fn default() -> Self {
         let (map, drives, groups, narrow) = Default::default();
-        Self { map, drives, groups, profile: Profile::SINGLE, narrow, limits: Limits::default() }
+        let (limits, near) = Default::default();
+        Self { map, drives, groups, profile: Profile::SINGLE, narrow, limits, near }
     }
 }
 
 impl Topology {
+    /// The same for a client at `here`, which is `None` on no node of the cluster. `writes_near`: new extents go where it is, as far as
+    /// possible.
+    pub fn seen_from(self, here: Option<Place>, writes_near: bool) -> Self {
+        let groups = writes_near.then_some((&self.groups[..], self.profile.k()));
+        let near = Near::new(here, &self.map, groups);
+        Self { near, ..self }
+    }
+
     /// The drive's service, if new shards may be written to it.
     pub(crate) fn usable(&self, id: DriveId) -> Option<&Arc<dyn DriveService>> {
         self.serving(id, |state| state == DriveState::Up)
@@ -104,23 +131,59 @@ impl Topology {
         (rooms.len(), rooms.iter().min().copied().unwrap_or(0))
     }
 
-    /// The better of two random groups: more members up, then more room.
+    /// A group for a new extent of this shape: a near one if it is about as good as others. Data that moves stays near to the drive
+    /// `beside` which it was.
     pub(crate) fn choose(
         &self,
         random: u64,
-        n: usize,
+        shape: Profile,
+        beside: Beside,
         is_slow: &dyn Fn(DriveId) -> bool,
     ) -> Option<&PlacementGroup> {
-        let count = self.groups.len() as u64;
+        let n = usize::from(shape.n());
+        let near = match beside {
+            Beside::Here => self.near.groups(shape.k()),
+            Beside::Drive(drive) => self.near.groups_beside(&self.map, drive, shape.k()),
+            Beside::Nothing => &[],
+        };
+        let (any, any_up) = self.better_of_two(&self.groups, random, n, is_slow)?;
+        match self.better_of_two(near, random, n, is_slow) {
+            Some((near, up)) if up >= any_up && self.has_part_of_room(near, any, n) => Some(near),
+            _ => Some(any),
+        }
+    }
+
+    /// Whether a group that is near has enough room beside another one. What stays free is no room: the rest of the cluster counts on it
+    /// when it rebuilds.
+    fn has_part_of_room(&self, near: &PlacementGroup, other: &PlacementGroup, n: usize) -> bool {
+        let room = |group: &PlacementGroup| {
+            let members = group.members.iter().take(n).filter_map(|id| self.usable(*id));
+            let stats = members.map(|drive| drive.stat());
+            let rooms = stats.map(|stat| stat.room_bytes().saturating_sub(self.limits.spare_bytes(&stat)));
+            rooms.min().unwrap_or(0)
+        };
+        let room_near = room(near);
+        room_near > 0 && room_near >= room(other) / NEAR_ROOM_PART
+    }
+
+    /// The better of two random groups: more members up, then more room. With the number of those members.
+    fn better_of_two(
+        &self,
+        groups: &[PgId],
+        random: u64,
+        n: usize,
+        is_slow: &dyn Fn(DriveId) -> bool,
+    ) -> Option<(&PlacementGroup, usize)> {
+        let count = groups.len() as u64;
         if count == 0 {
             return None;
         }
-        let pick = |number: u64| self.map.group(self.groups[(number % count) as usize]);
+        let pick = |number: u64| self.map.group(groups[(number % count) as usize]);
         let (one, other) = (pick(random & 0xffff_ffff)?, pick(random >> 32)?);
         let (fit_one, fit_other) = (self.fitness(one, n, is_slow), self.fitness(other, n, is_slow));
         // A small difference in room would always send everything to the same drive.
         let better = fit_other.0 > fit_one.0 || fit_other.0 == fit_one.0 && fit_other.1 > fit_one.1;
-        Some(if better { other } else { one })
+        Some(if better { (other, fit_other.0) } else { (one, fit_one.0) })
     }
 
     /// Whether enough drives are up for writes to be acknowledged.

@@ -98,8 +98,18 @@ impl Cluster {
         self.groups.values().flat_map(PlacementGroup::returned).collect()
     }
 
-    /// The zone, rack and node of each drive. Zones and racks are numbered anew whenever there is another one.
+    /// The zone, rack and node of each drive.
     pub fn places(&self) -> HashMap<DriveId, Place> {
+        let places = self.node_places();
+        let place = |drive: &DriveRecord| {
+            let elsewhere = Place { node: drive.node.0, ..Place::default() };
+            places.get(&drive.node).copied().unwrap_or(elsewhere)
+        };
+        self.drives.values().map(|drive| (drive.id, place(drive))).collect()
+    }
+
+    /// The zone, rack and number of each node. Zones and racks are numbered anew whenever there is another one.
+    pub fn node_places(&self) -> BTreeMap<NodeId, Place> {
         let zones: BTreeSet<&str> = self.nodes.values().map(|node| node.zone.as_str()).collect();
         let racks: BTreeSet<(&str, &str)> = self.nodes.values().map(NodeRecord::rack).collect();
         let number = |at: usize| at as u32;
@@ -107,13 +117,11 @@ impl Cluster {
             zones.into_iter().enumerate().map(|(at, zone)| (zone, number(at))).collect();
         let racks: HashMap<_, u32> =
             racks.into_iter().enumerate().map(|(at, rack)| (rack, number(at))).collect();
-        let place = |drive: &DriveRecord| match self.nodes.get(&drive.node) {
-            Some(node) => {
-                Place { zone: zones[node.zone.as_str()], rack: racks[&node.rack()], node: node.id.0 }
-            }
-            None => Place { node: drive.node.0, ..Place::default() },
+        let place = |node: &NodeRecord| {
+            let (zone, rack) = (zones[node.zone.as_str()], racks[&node.rack()]);
+            (node.id, Place { zone, rack, node: node.id.0 })
         };
-        self.drives.values().map(|drive| (drive.id, place(drive))).collect()
+        self.nodes.values().map(place).collect()
     }
 
     /// Weight and place of these drives.

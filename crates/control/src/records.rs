@@ -246,6 +246,9 @@ pub struct FilesystemRecord {
     /// Most of these bytes that may be on drives; `None`: no limit but the drives.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ssd_bytes: Option<u64>,
+    /// Whether new data goes near to where it is written, as far as possible.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub writes_near: bool,
     /// Whether stored data is being moved until every drive has its share.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub balancing: bool,
@@ -276,6 +279,7 @@ impl FilesystemRecord {
             sets: Vec::new(),
             provisioned_bytes: None,
             ssd_bytes: None,
+            writes_near: false,
             balancing: false,
             moved: Vec::new(),
             tier: None,

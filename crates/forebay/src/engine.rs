@@ -106,10 +106,16 @@ impl Engine {
         self.etcd()?.remove_member(id).await.context("taking a member out of etcd")
     }
 
-    /// Claims the place for logs that come from elsewhere. Returns whether this move has it.
-    pub(crate) async fn claim(&self, number: u64) -> Result<bool> {
-        let claimed = self.logs().claim(number, CONTROL_LEDGER).await;
+    /// Claims the place for logs that come from elsewhere, of which that of the control ledger will begin with this epoch. Returns
+    /// whether this move has it.
+    pub(crate) async fn claim(&self, number: u64, epoch: Epoch) -> Result<bool> {
+        let claimed = self.logs().claim(number, (CONTROL_LEDGER, epoch)).await;
         claimed.with_context(|| format!("claiming a place in {}", self.address()))
+    }
+
+    /// Which servers these are.
+    pub(crate) fn system(&self) -> String {
+        self.logs().system()
     }
 
     /// The number of the attempt that brought the logs here; 0: they began here.

@@ -122,6 +122,7 @@ impl Cluster {
             groups: set.groups,
             profile: set.profile,
             limits: Limits::default(),
+            near: Default::default(),
         }
     }
 

@@ -74,6 +74,8 @@ pub struct Scenario {
     pub early: bool,
     /// Drives in one node; the last node may have fewer.
     pub node_drives: u32,
+    /// New data goes near to where it is written.
+    pub local: bool,
     /// There is one drive more, which is added at some time, or replaces the drive that is lost.
     pub grows: bool,
     /// Clients other than the first restore shards on the drives of their nodes, so that the first need not.
@@ -128,6 +130,7 @@ impl Scenario {
             early: dice.once_in(2),
             node_drives: *dice.of(&[1, 2, 2]),
             grows: dice.once_in(3) && !fills,
+            local: dice.once_in(3),
             helps: true,
             link_bytes_per_s: None,
         };
@@ -182,6 +185,7 @@ impl Scenario {
             node_drives,
             grows: false,
             helps,
+            local: false,
             link_bytes_per_s: Some(link_bytes_per_s),
         }
     }

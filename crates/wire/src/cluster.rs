@@ -276,6 +276,13 @@ pub enum HostRequest {
     Engine,
     /// The last entry in each of its local stores. The engine is not asked. Answer: `Stored`.
     Stored,
+    /// Looks whether it could use the logs of the ledgers at another place. Takes [`TRY_LOG_MAX`] at most. Answer: `TriedLog`.
+    TryLog {
+        /// The engine and the place there.
+        log: String,
+        /// The number of the move.
+        number: u64,
+    },
     /// Notes where a drive of the cluster is, if one is there. Answer: `Located`.
     Locate {
         /// Device or file.
@@ -311,6 +318,9 @@ pub struct RestoreOrder {
     /// Which ones; at most [`RESTORE_SHARDS_MAX`].
     pub shards: Vec<OwedEntry>,
 }
+
+/// The longest that a node looks at a place for logs.
+pub const TRY_LOG_MAX: Duration = Duration::from_secs(10);
 
 /// The longest that a node works on an order to make a blob.
 pub const UPLOAD_MAX: Duration = Duration::from_secs(300);
@@ -480,6 +490,11 @@ pub enum HostReply {
     Uploaded {
         /// Bytes of extents in it.
         bytes: u64,
+    },
+    /// It could use that place.
+    TriedLog {
+        /// Which servers it finds there.
+        system: String,
     },
 }
 

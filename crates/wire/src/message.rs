@@ -321,6 +321,7 @@ pub const HOST: Operations = Operations(&[
     ("EndEngine", 0x01c5),
     ("Engine", 0x01c6),
     ("Stored", 0x01c7),
+    ("TryLog", 0x01cd),
     ("Locate", 0x01c8),
     ("Condition", 0x01c9),
     ("Check", 0x01ca),

@@ -2,7 +2,7 @@
 
 use base::{ClusterId, DriveId, Epoch, FsError, Ino, LedgerId, NodeId, PgId};
 use bytes::Bytes;
-use layout::{ClusterMap, Profile};
+use layout::{ClusterMap, Place, Profile};
 use serde::{Deserialize, Serialize};
 
 use crate::BoxFuture;
@@ -133,6 +133,12 @@ pub struct FilesystemView {
     /// The part of each drive, in millionths, that stays free so that others can take over what is lost.
     #[serde(default)]
     pub spare_millionths: u32,
+    /// Whether new data goes near to where it is written, as far as possible.
+    #[serde(default)]
+    pub writes_near: bool,
+    /// The place of each node.
+    #[serde(default)]
+    pub places: Vec<Place>,
 }
 
 /// Tells clients of filesystems.

@@ -514,6 +514,7 @@ impl World {
             profile,
             narrow: Vec::new(),
             limits: Limits::default(),
+            near: Default::default(),
         }));
         let (owner, peers) = (Arc::new(owner), Peers::default());
         Self { sim, owner, drives, profile, topology, publish, peers, log, state }

@@ -11,6 +11,7 @@ mod locks;
 mod model;
 mod objects;
 mod pack;
+mod placement;
 mod profiles;
 mod repair;
 mod sharing;

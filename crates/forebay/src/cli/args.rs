@@ -15,7 +15,8 @@ mod users;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use admin::Placement;
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use layout::Profile;
 
 use crate::engine::EngineAddress;
@@ -429,6 +430,25 @@ pub(crate) struct LimitArgs {
     pub(crate) ssd: Option<u64>,
 }
 
+/// Where new data of a filesystem goes, within the rules of its profile.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum PlacementArg {
+    /// Evenly to all drives.
+    Spread,
+    /// The first copy, or as many data shards as possible, to the node that writes; or else to its rack or zone. Reads of copies are served
+    /// there.
+    Local,
+}
+
+impl From<PlacementArg> for Placement {
+    fn from(placement: PlacementArg) -> Self {
+        match placement {
+            PlacementArg::Spread => Self::Spread,
+            PlacementArg::Local => Self::Local,
+        }
+    }
+}
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum FsCommand {
     /// Create a filesystem on the node's drives.
@@ -446,6 +466,9 @@ pub(crate) enum FsCommand {
         /// The filesystem group that it belongs to: see `forebay fs group list`. Default: default.
         #[arg(long, value_name = "NAME")]
         group: Option<String>,
+        /// Where new data goes. Default: spread.
+        #[arg(long)]
+        placement: Option<PlacementArg>,
         /// Print JSON.
         #[arg(long)]
         json: bool,
@@ -464,20 +487,24 @@ pub(crate) enum FsCommand {
     #[command(after_help = "Examples:
   forebay fs set /srv/forebay main --profile 4+2
   forebay fs set /srv/forebay main --size 10TiB --ssd 500GiB
-  forebay fs set /srv/forebay main --group archive")]
+  forebay fs set /srv/forebay main --group archive
+  forebay fs set /srv/forebay scratch --placement local")]
     Set {
         /// The node's directory.
         dir: PathBuf,
         /// Its name.
         name: String,
         /// How its data is protected.
-        #[arg(long, value_name = "P", required_unless_present_any = ["size", "ssd", "group"])]
+        #[arg(long, value_name = "P", required_unless_present_any = ["size", "ssd", "group", "placement"])]
         profile: Option<Profile>,
         #[command(flatten)]
         limits: LimitArgs,
         /// The filesystem group that it belongs to from now on: see `forebay fs group list`.
         #[arg(long, value_name = "NAME")]
         group: Option<String>,
+        /// Where new data goes from now on. Stored data stays where it is.
+        #[arg(long)]
+        placement: Option<PlacementArg>,
         /// Print JSON.
         #[arg(long)]
         json: bool,

@@ -2,14 +2,17 @@
 
 use std::path::{Path, PathBuf};
 
-use admin::{CreateFilesystem, FilesystemInfo, MountRequest, MoveFilesystem, SetLimits, SetProfile, WhyInfo};
+use admin::{
+    CreateFilesystem, FilesystemInfo, MountRequest, MoveFilesystem, SetLimits, SetPlacement, SetProfile,
+    WhyInfo,
+};
 use anyhow::{Context, Result, bail};
 use comfy_table::Table;
 use layout::Profile;
 use posix::fuse::MountedFilesystem;
 use serde::Serialize;
 
-use super::args::LimitArgs;
+use super::args::{LimitArgs, PlacementArg};
 use super::output::{Format, bytes, print, table};
 use super::progress::while_shown;
 use super::{absolute, ask, env, picture, run_here};
@@ -111,12 +114,13 @@ pub(super) fn create(dir: &Path, request: &CreateFilesystem, format: Format) -> 
 pub(super) struct Changes {
     pub(super) limits: LimitArgs,
     pub(super) group: Option<String>,
+    pub(super) placement: Option<PlacementArg>,
     pub(super) profile: Option<Profile>,
 }
 
 /// Applies the changes, the more likely refusals first. If one is refused, the earlier ones stay.
 pub(super) fn set(dir: &Path, name: &str, changes: Changes, format: Format) -> Result<()> {
-    let Changes { limits: LimitArgs { size, ssd }, group, profile } = changes;
+    let Changes { limits: LimitArgs { size, ssd }, group, placement, profile } = changes;
     let mut info = None;
     if size.is_some() || ssd.is_some() {
         let request = SetLimits { size_bytes: size, ssd_bytes: ssd };
@@ -131,12 +135,17 @@ pub(super) fn set(dir: &Path, name: &str, changes: Changes, format: Format) -> R
             moved?
         });
     }
+    if let Some(placement) = placement {
+        let request = SetPlacement { placement: placement.into() };
+        let set = ask(dir, |client| async move { client.set_placement(name, &request).await });
+        info = Some(if info.is_some() { set.context("the placement is not changed")? } else { set? });
+    }
     if let Some(profile) = profile {
         let request = SetProfile { profile: profile.to_string() };
         let set = ask(dir, |client| async move { client.set_profile(name, &request).await });
         info = Some(if info.is_some() { set.context("all but the profile is changed")? } else { set? });
     }
-    let info = info.context("nothing to change: give --size, --ssd, --group or --profile")?;
+    let info = info.context("nothing to change: give --size, --ssd, --group, --placement or --profile")?;
     show_one(format, &info)
 }
 

@@ -76,14 +76,17 @@ fn run_command(command: Command) -> Result<()> {
         }
         Command::MountProcess { spec } => crate::mount::serve(&spec),
         Command::Umount { dir, fs, json } => filesystems::unmount(&dir, &fs, json.into()),
-        Command::Fs(FsCommand::Create { dir, name, profile, limits, group, json }) => {
+        Command::Fs(FsCommand::Create { dir, name, profile, limits, group, placement, json }) => {
             let (profile, LimitArgs { size, ssd }) = (profile.to_string(), limits);
-            let request = CreateFilesystem { name, profile, size_bytes: size, ssd_bytes: ssd, group };
+            let placement = placement.map(Into::into).unwrap_or_default();
+            let request =
+                CreateFilesystem { name, profile, size_bytes: size, ssd_bytes: ssd, group, placement };
             filesystems::create(&dir, &request, json.into())
         }
         Command::Fs(FsCommand::List { dir, json }) => filesystems::list(&dir, json.into()),
-        Command::Fs(FsCommand::Set { dir, name, profile, limits, group, json }) => {
-            filesystems::set(&dir, &name, filesystems::Changes { limits, group, profile }, json.into())
+        Command::Fs(FsCommand::Set { dir, name, profile, limits, group, placement, json }) => {
+            let changes = filesystems::Changes { limits, group, placement, profile };
+            filesystems::set(&dir, &name, changes, json.into())
         }
         Command::Fs(FsCommand::Balance { dir, name, dry_run, abort, json }) => {
             balancing::balance(&dir, &name, BalanceFilesystem { dry_run, abort }, json.into())

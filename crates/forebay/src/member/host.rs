@@ -304,6 +304,7 @@ impl HostService for DriveHost {
                 | HostRequest::EndEngine { .. }
                 | HostRequest::Engine
                 | HostRequest::Stored
+                | HostRequest::TryLog { .. }
                 | HostRequest::Condition
                 | HostRequest::Check { .. }
                 | HostRequest::Restore(_)

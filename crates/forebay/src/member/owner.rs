@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use wire::BoxFuture;
 use wire::cluster::{
     CheckParts, ClusterReply, ClusterRequest, ClusterService, Declined, EngineSeat, Finding, HostReply,
-    HostRequest, HostService, JoinReply, JoinRequest, JoinService, NodeCondition, StoredLedger,
+    HostRequest, HostService, JoinReply, JoinRequest, JoinService, NodeCondition, StoredLedger, TRY_LOG_MAX,
 };
 use wire::link::RemoteCluster;
 use wire::view::{NEWS_WAIT_MAX, ViewReply, ViewRequest, ViewService};
@@ -20,7 +20,7 @@ use wire::view::{NEWS_WAIT_MAX, ViewReply, ViewRequest, ViewService};
 use super::recover::LocalCopy;
 use super::{Member, lock};
 use crate::checks::{self, Ways};
-use crate::engine::EngineAddress;
+use crate::engine::{Engine, EngineAddress};
 use crate::identity::{OWNER, only_epoch};
 use crate::node::{MetaDirs, SILENCE_PATIENCE};
 
@@ -208,6 +208,9 @@ impl HostService for ForAll {
                 }
                 HostRequest::Engine => self.0.engine_here().condition().map(HostReply::Engine),
                 HostRequest::Stored => self.0.stored().await.map(HostReply::Stored),
+                HostRequest::TryLog { log, number } => {
+                    self.0.try_log(&log, number).await.map(|system| HostReply::TriedLog { system })
+                }
                 HostRequest::Condition => Ok(HostReply::Condition(self.0.condition())),
                 HostRequest::Check { what } => Ok(HostReply::Checked(self.0.check(what).await)),
                 HostRequest::Restore(order) => {
@@ -226,6 +229,20 @@ impl HostService for ForAll {
 }
 
 impl Member {
+    /// Fails if this node could not use the logs of the ledgers at another place. Returns which servers it finds there.
+    async fn try_log(&self, log: &str, number: u64) -> Result<String> {
+        let address: EngineAddress = log.parse()?;
+        let tried = async {
+            let engine = Engine::connect(&self.env, &self.dir, &address).await?;
+            if !engine.is_free(number).await? {
+                bail!("it finds something of another cluster there");
+            }
+            Ok(engine.system())
+        };
+        let tried = tokio::time::timeout(TRY_LOG_MAX, tried).await;
+        tried.with_context(|| format!("no answer within {} s", TRY_LOG_MAX.as_secs()))?
+    }
+
     /// Runs a member of an engine: of one to which the logs of the ledgers are about to move, or of the one that has them.
     async fn start_engine(self: &Arc<Self>, seat: EngineSeat) -> Result<()> {
         let _one_at_a_time = self.making_engine.lock().await;

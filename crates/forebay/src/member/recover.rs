@@ -331,7 +331,9 @@ impl Recovering<'_> {
             false => "give another engine with --log",
             true => "nothing was changed",
         })?;
-        if !engine.claim(number).await? {
+        let control =
+            self.copy.ledgers.get(&CONTROL_LEDGER).context("there is no copy of the control ledger")?;
+        if !engine.claim(number, control.epoch.recovered(recoveries)).await? {
             bail!("there is something at {} already: give another place (?prefix=NAME)", address.prefix());
         }
         for (ledger, stored) in self.copy.ledgers.iter().rev() {

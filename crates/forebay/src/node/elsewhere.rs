@@ -206,6 +206,14 @@ impl Node {
         Ok(())
     }
 
+    /// Fails if another node could not use the logs at that place. Returns which servers it finds there.
+    pub(super) async fn try_log_at(&self, node: NodeId, log: String, number: u64) -> Result<String> {
+        match self.host(node)?.ask(HostRequest::TryLog { log, number }).await? {
+            HostReply::TriedLog { system } => Ok(system),
+            _ => bail!("node {node} gave another answer"),
+        }
+    }
+
     /// How far the local stores of another node have come.
     pub(super) async fn stored_at(&self, node: NodeId) -> Result<Vec<StoredLedger>> {
         match self.host(node)?.ask(HostRequest::Stored).await? {

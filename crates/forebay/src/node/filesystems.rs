@@ -9,9 +9,9 @@ use anyhow::{Context, Result};
 use base::env::Env;
 use base::{ClusterId, DriveId, LedgerId, NodeId, PgId};
 use bytes::Bytes;
-use client::{Client, ClientOptions, FsStat, Limits, OwedEntry, Peers, Reach, Topology, only_owner};
+use client::{Client, ClientOptions, FsStat, Limits, Near, OwedEntry, Peers, Reach, Topology, only_owner};
 use control::{Cluster, FilesystemRecord, WriteSet};
-use layout::{ClusterMap, FailureDomain, shard_len};
+use layout::{ClusterMap, FailureDomain, Place, shard_len};
 use meta::history::Older;
 use meta::log::Vacancy;
 use meta::owner::{EarlierSessions, Owner, OwnerOptions, OwnerStat};
@@ -35,7 +35,7 @@ use super::drives::DriveEntry;
 use super::helpers::Helpers;
 use super::history::Knowledge;
 use super::ledgers::{LedgerFiles, MetaDirs};
-use super::limits::limits_of;
+use super::limits::{limits_of, placement_of};
 use super::memory::MemoryPlan;
 use super::mounted::{Broken, Mounted};
 use super::plans::seen;
@@ -149,6 +149,15 @@ pub(super) struct FilesystemParts<'a> {
     pub(super) place: OwnerPlace,
 }
 
+/// What a filesystem's clients are told of the cluster.
+#[derive(Clone, Default)]
+pub(super) struct ClusterFacts {
+    pub(super) nodes: Vec<NodeAddresses>,
+    pub(super) places: Vec<Place>,
+    /// The part of each drive that stays free.
+    pub(super) spare_millionths: u32,
+}
+
 /// Where the owner of the ledgers runs.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct OwnerPlace {
@@ -172,23 +181,27 @@ fn topology(
     drives: &BTreeMap<DriveId, DriveEntry>,
     place: OwnerPlace,
     record: &FilesystemRecord,
-    (write_set, spare_millionths): (&WriteSet, u32),
+    (write_set, facts): (&WriteSet, &ClusterFacts),
 ) -> Arc<Topology> {
     let services = drives.iter().filter_map(|(id, entry)| Some((*id, entry.service_or_away(place.own())?)));
     let narrow = record.all_sets().filter(|(profile, _)| profile.k() < record.profile.k());
-    Arc::new(Topology {
+    let here = facts.places.iter().find(|at| at.node == place.here.0).copied();
+    let topology = Topology {
         map: map.clone(),
         drives: services.collect(),
         groups: write_set.groups.clone(),
         profile: write_set.profile,
         narrow: narrow.flat_map(|(_, groups)| groups.to_vec()).collect(),
-        limits: Limits { spare_millionths, ..limits_of(record) },
-    })
+        limits: Limits { spare_millionths: facts.spare_millionths, ..limits_of(record) },
+        near: Near::default(),
+    };
+    Arc::new(topology.seen_from(here, record.writes_near))
 }
 
 /// Puts drives and groups into a view.
 fn fill(view: &mut FilesystemView, record: &FilesystemRecord, topology: &Topology) {
-    let Topology { map, drives, groups, profile, narrow, limits } = topology;
+    let Topology { map, drives, groups, profile, narrow, limits, near: _ } = topology;
+    view.writes_near = record.writes_near;
     view.profile = record.profile;
     view.map = map.clone();
     let (away, there): (Vec<DriveId>, Vec<DriveId>) =
@@ -229,6 +242,8 @@ fn first_view(
         away: Vec::new(),
         has_store: false,
         spare_millionths: 0,
+        writes_near: false,
+        places: Vec::new(),
     };
     fill(&mut view, record, topology);
     view
@@ -282,7 +297,8 @@ impl FilesystemEntry {
         // A drive that is missing now may come back soon: narrower groups are planned later, if at all.
         let write_set = WriteSet { profile: record.profile, groups: record.groups.clone() };
         // What stays free is published before clients come.
-        let (sender, receiver) = watch::channel(topology(map, drives, place, &record, (&write_set, 0)));
+        let (sender, receiver) =
+            watch::channel(topology(map, drives, place, &record, (&write_set, &ClusterFacts::default())));
         let view = first_view(parts, &record, &sender.borrow());
         let tier = TierEntry::new(env, (cluster, place.here), record.id, memory);
         let peers = Peers::default();
@@ -368,13 +384,13 @@ impl FilesystemEntry {
         &mut self,
         map: &ClusterMap,
         drives: &BTreeMap<DriveId, DriveEntry>,
-        (nodes, spare_millionths): (&[NodeAddresses], u32),
+        facts: &ClusterFacts,
     ) {
-        let written = (&self.write_set, spare_millionths);
-        let topology = topology(map, drives, self.place, &self.record, written);
+        let topology = topology(map, drives, self.place, &self.record, (&self.write_set, facts));
         self.change_view(|view| {
             fill(view, &self.record, &topology);
-            view.nodes = nodes.to_vec();
+            view.nodes.clone_from(&facts.nodes);
+            view.places.clone_from(&facts.places);
         });
         self.topology.send_replace(topology);
     }
@@ -464,6 +480,7 @@ impl FilesystemEntry {
             total_bytes: stat.total_bytes,
             free_bytes: stat.free_bytes,
             used_bytes: stat.used_bytes,
+            placement: placement_of(self.record.writes_near),
             size_bytes: self.record.provisioned_bytes,
             ssd_bytes: self.record.ssd_bytes,
             ssd_used_bytes: stat.drive_bytes,

@@ -1,6 +1,6 @@
 //! Limits of a filesystem: its size, and its share of the drives.
 
-use admin::{AdminError, FilesystemInfo, SetLimits, ShortageInfo};
+use admin::{AdminError, FilesystemInfo, Placement, SetLimits, ShortageInfo};
 use base::units::format_size;
 use client::{Client, Limits, Scarce, Shortage};
 use control::FilesystemRecord;
@@ -149,6 +149,25 @@ impl Node {
         self.publish(&mut *self.state.lock().await);
         self.filesystem_info(name).await
     }
+
+    /// Changes where new data of a filesystem goes, durably and at once. Stored data stays where it is.
+    pub(super) async fn set_placement_now(
+        &self,
+        name: &str,
+        placement: Placement,
+    ) -> Result<FilesystemInfo, AdminError> {
+        let id = entry_of(&mut *self.state.lock().await, name)?.record.id;
+        let writes_near = placement == Placement::Local;
+        let change = |record| FilesystemRecord { writes_near, ..record };
+        self.plan_filesystem(id, change).await.map_err(failed)?;
+        self.publish(&mut *self.state.lock().await);
+        self.filesystem_info(name).await
+    }
+}
+
+/// The placement of a filesystem, as its record has it.
+pub(super) fn placement_of(writes_near: bool) -> Placement {
+    if writes_near { Placement::Local } else { Placement::Spread }
 }
 
 #[cfg(test)]

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use admin::{
     AddDrive, AdminError, AuditInfo, BalanceFilesystem, CreateFilesystem, DriveInfo, FailDrive,
     FilesystemBalance, FilesystemInfo, FsckInfo, MemoryInfo, MetaDir, MountRequest, NodeControl, NodeStatus,
-    RemoveDrive, ReplaceDrive, SetLimits, SetProfile, SetSpares, SetUpkeep, SpareInfo, UpkeepInfo, WhyInfo,
+    Placement, RemoveDrive, ReplaceDrive, SetLimits, SetPlacement, SetProfile, SetSpares, SetUpkeep,
+    SpareInfo, UpkeepInfo, WhyInfo,
 };
 use anyhow::{Context, Result};
 use base::DriveId;
@@ -221,6 +222,7 @@ impl Node {
                 provisioned_bytes: request.size_bytes.and_then(limit),
                 ssd_bytes: request.ssd_bytes.and_then(limit),
                 filesystem_group: group.reference(),
+                writes_near: request.placement == Placement::Local,
                 ..FilesystemRecord::new(id, profile)
             };
             plan.add_filesystem(record, &up, seed)?;
@@ -386,6 +388,14 @@ impl NodeControl for Node {
         request: BalanceFilesystem,
     ) -> BoxFuture<'_, Result<FilesystemBalance, AdminError>> {
         Box::pin(self.balance_now(name, request))
+    }
+
+    fn set_placement(
+        &self,
+        name: String,
+        request: SetPlacement,
+    ) -> BoxFuture<'_, Result<FilesystemInfo, AdminError>> {
+        Box::pin(async move { self.set_placement_now(&name, request.placement).await })
     }
 
     fn set_limits(

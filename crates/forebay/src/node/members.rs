@@ -12,6 +12,7 @@ use layout::DriveState;
 use wire::drive::DriveHealth;
 
 use super::drives::{DriveEntry, DriveMaker, OpenDrive};
+use super::filesystems::ClusterFacts;
 use super::management::failed;
 use super::network::{addresses_of, proof_key};
 use super::{Node, State};
@@ -55,10 +56,12 @@ impl Node {
         let nodes = addresses_of(&state.cluster);
         self.others.network.set_nodes(&nodes, &self.runtime);
         self.others.network.set_guests(state.cluster.client_rights(), &self.runtime);
+        let places = state.cluster.node_places().into_values().collect();
+        let mut facts = ClusterFacts { nodes, places, spare_millionths: 0 };
         for entry in state.filesystems.values_mut() {
             let spare = state.cluster.spare(&entry.record).ok().flatten();
-            let spare = spare.map_or(0, |spare| spare.millionths());
-            entry.update(&state.map, &state.drives, (&nodes, spare));
+            facts.spare_millionths = spare.map_or(0, |spare| spare.millionths());
+            entry.update(&state.map, &state.drives, &facts);
         }
         let mut services = self.clients.update(state, self.control.clone());
         services.proofs = proof_key(&self.env, &self.dir);

@@ -15,6 +15,7 @@ use base::env::Env;
 use base::{Epoch, LedgerId, NodeId, Seq};
 use client::Client;
 use control::{CONTROL_LEDGER, Cluster, LogMoveRecord};
+use futures_util::future::join_all;
 use meta::owner::StandbyStat;
 use meta::state::State as _;
 use serde::{Deserialize, Serialize};
@@ -28,6 +29,7 @@ use super::settings::Settings;
 use super::{Mounts, Node, NodeDir, State};
 use crate::engine::{Engine, EngineAddress};
 use crate::identity::{IdentityFiles, Membership, OWNER};
+use crate::member::is_candidate;
 
 /// How long the node may take to stop.
 const STOP_PATIENCE: Duration = Duration::from_secs(25);
@@ -226,13 +228,43 @@ impl Node {
         Ok(())
     }
 
-    /// Fails if the engine has no majority, or something else is there.
+    /// Fails if the engine has no majority, something else is there, or another node could not use it.
     async fn check_engine(&self, address: &EngineAddress, number: u64) -> Result<()> {
         let engine = Engine::connect(&self.env, &self.dir, address).await?;
         if !engine.is_free(number).await? {
             bail!("{}", taken(address));
         }
-        Ok(())
+        self.check_engine_elsewhere(&engine, number).await
+    }
+
+    /// The other nodes that may own the ledgers later.
+    async fn other_candidates(&self) -> Vec<NodeId> {
+        let State { cluster, .. } = &*self.state.lock().await;
+        let others = cluster.nodes.keys().filter(|node| **node != self.here());
+        others.filter(|node| is_candidate(cluster, **node)).copied().collect()
+    }
+
+    /// Fails if another node that may own the ledgers later answers, and could not use these servers.
+    async fn check_engine_elsewhere(&self, engine: &Engine, number: u64) -> Result<()> {
+        let (address, system) = (engine.address(), engine.system());
+        let nodes = self.other_candidates().await.into_iter().filter(|node| self.is_reached(*node));
+        let tries = nodes.map(|node| {
+            let (address, system) = (&address, &system);
+            async move {
+                let tried = self.try_log_at(node, address.to_string(), number).await;
+                let found = tried.with_context(|| {
+                    format!(
+                        "node {node} could not take over with the logs at {address}: it has to reach these servers, and to have the files \
+                         that the address names"
+                    )
+                })?;
+                if found != *system {
+                    bail!("{address} leads node {node} to other servers: {found}, and not {system}");
+                }
+                Ok(())
+            }
+        });
+        join_all(tries).await.into_iter().collect()
     }
 
     /// Waits until the logs are to move.
@@ -309,7 +341,9 @@ impl Node {
     async fn write_ends(&self, record: &MoveRecord, all: &[Moving]) -> Result<()> {
         let address = record.to.parse()?;
         let engine = Engine::connect(&self.env, &self.dir, &address).await?;
-        if !engine.claim(record.number).await? {
+        let control = all.iter().find(|moving| moving.ledger == CONTROL_LEDGER);
+        let (epoch, _) = control.context("the control ledger has no log")?.end().await?;
+        if !engine.claim(record.number, epoch).await? {
             bail!(taken(&address));
         }
         for moving in all {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use base::env::Env;
 use base::{DriveId, FsError, LedgerId, NodeId};
-use client::{Client, ClientOptions, Limits, Peers, Reach, TierLink, Topology};
+use client::{Client, ClientOptions, Limits, Near, Peers, Reach, TierLink, Topology};
 use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -188,7 +188,8 @@ async fn topology_of(routes: &Routes, view: &FilesystemView) -> Arc<Topology> {
     let wanted = view.drives.iter().filter_map(|id| Some((*id, *places.get(id)?)));
     let away = view.away.iter().map(|id| (*id, Arc::new(AwayDrive(*id)) as Arc<dyn DriveService>));
     let drives = routes.drives(wanted).await.into_iter().chain(away).collect();
-    Arc::new(Topology {
+    let here = routes.here().and_then(|node| view.places.iter().find(|place| place.node == node.0));
+    let topology = Topology {
         map: view.map.clone(),
         drives,
         groups: view.groups.clone(),
@@ -199,7 +200,9 @@ async fn topology_of(routes: &Routes, view: &FilesystemView) -> Arc<Topology> {
             ssd_bytes: view.ssd_bytes,
             spare_millionths: view.spare_millionths,
         },
-    })
+        near: Near::default(),
+    };
+    Arc::new(topology.seen_from(here.copied(), view.writes_near))
 }
 
 fn store_of(

@@ -101,6 +101,11 @@ impl Routes {
         }
     }
 
+    /// The node of this machine.
+    pub(crate) fn here(&self) -> Option<NodeId> {
+        self.beside.as_ref().map(|(node, _)| *node)
+    }
+
     /// The way to a node; `None`: it is gone.
     pub(crate) fn to(&self, node: NodeId) -> Option<Arc<Peer>> {
         match &self.beside {

@@ -92,12 +92,16 @@ impl LogEngine for Etcd {
         Box::pin(async move { Ok(Arc::new(EtcdLog::open(self, ledger).await?) as Arc<dyn LedgerLog>) })
     }
 
-    fn claim(&self, number: u64, first: LedgerId) -> BoxFuture<'_, Result<bool, LogError>> {
+    fn claim(&self, number: u64, first: (LedgerId, Epoch)) -> BoxFuture<'_, Result<bool, LogError>> {
         Box::pin(self.claim_place(number, first))
     }
 
     fn is_free(&self, number: u64) -> BoxFuture<'_, Result<bool, LogError>> {
         Box::pin(self.is_place_free(number))
+    }
+
+    fn system(&self) -> String {
+        format!("etcd cluster {:016x}", self.client.cluster_id())
     }
 
     fn number(&self) -> BoxFuture<'_, Result<u64, LogError>> {

@@ -101,12 +101,16 @@ impl LogEngine for Postgres {
         Box::pin(async move { Ok(Arc::new(PostgresLog::open(self, ledger).await?) as Arc<dyn LedgerLog>) })
     }
 
-    fn claim(&self, number: u64, first: LedgerId) -> BoxFuture<'_, Result<bool, LogError>> {
+    fn claim(&self, number: u64, first: (LedgerId, Epoch)) -> BoxFuture<'_, Result<bool, LogError>> {
         Box::pin(self.run(move |engine| async move { engine.claim_place(number, first).await }))
     }
 
     fn is_free(&self, number: u64) -> BoxFuture<'_, Result<bool, LogError>> {
         Box::pin(self.run(move |engine| async move { engine.is_place_free(number).await }))
+    }
+
+    fn system(&self) -> String {
+        format!("PostgreSQL system {}", self.client.system())
     }
 
     fn number(&self) -> BoxFuture<'_, Result<u64, LogError>> {

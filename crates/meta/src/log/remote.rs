@@ -41,17 +41,21 @@ pub trait LogEngine: Send + Sync {
     fn open(&self, ledger: LedgerId) -> BoxFuture<'_, Result<Arc<dyn LedgerLog>, LogError>>;
 
     /// Claims the place under the prefix for the move of logs with this number. Returns whether it has it: nothing was there, or only
-    /// what an earlier try of the same move has left, which is removed. `first` is the ledger that owners seal first.
+    /// what an earlier try of the same move has left, which is removed. `first` is the ledger that owners seal first, and the epoch with
+    /// which its log will begin: what a later owner has begun, with a higher one, stays.
     ///
     /// # Errors
     /// If the engine does not answer. The caller may try again.
-    fn claim(&self, number: u64, first: LedgerId) -> BoxFuture<'_, Result<bool, LogError>>;
+    fn claim(&self, number: u64, first: (LedgerId, Epoch)) -> BoxFuture<'_, Result<bool, LogError>>;
 
     /// Whether [`LogEngine::claim`] would have the place now. Changes nothing.
     ///
     /// # Errors
     /// If the engine does not answer, or could not take a change now.
     fn is_free(&self, number: u64) -> BoxFuture<'_, Result<bool, LogError>>;
+
+    /// Which servers these are: the same text at every node that reaches them, and another one for others.
+    fn system(&self) -> String;
 
     /// The number of the move that brought the logs here; 0: they began here.
     ///

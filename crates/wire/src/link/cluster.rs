@@ -11,7 +11,7 @@ use super::peer::CallError;
 use crate::BoxFuture;
 use crate::cluster::{
     CHECK_MAX, ClusterReply, ClusterRequest, ClusterService, Declined, HostReply, HostRequest, HostService,
-    JoinReply, JoinRequest, RECORDS_WAIT_MAX, RESTORE_MAX, UPLOAD_MAX,
+    JoinReply, JoinRequest, RECORDS_WAIT_MAX, RESTORE_MAX, TRY_LOG_MAX, UPLOAD_MAX,
 };
 use crate::encoding::Operations;
 use crate::message::{CLUSTER, HOST, JOIN, Payload};
@@ -89,6 +89,7 @@ impl HostService for RemoteHost {
                     PATIENCE
                 }
                 HostRequest::StartEngine(_) | HostRequest::EndEngine { .. } => 2 * PATIENCE,
+                HostRequest::TryLog { .. } => TRY_LOG_MAX + PATIENCE,
                 HostRequest::Check { .. } => CHECK_MAX + PATIENCE,
                 HostRequest::Restore(_) => RESTORE_MAX + ORDER_WAY,
                 HostRequest::Upload(_) => UPLOAD_MAX + ORDER_WAY,

@@ -283,6 +283,8 @@ fn view() -> ViewReply {
         away: vec![DriveId(4)],
         has_store: true,
         spare_millionths: 90_000,
+        writes_near: true,
+        places: vec![layout::Place { zone: 1, rack: 2, node: 3 }],
     }))
 }
 
@@ -417,6 +419,7 @@ fn host_requests() -> Vec<HostRequest> {
         HostRequest::EndEngine { number: 300 },
         HostRequest::Engine,
         HostRequest::Stored,
+        HostRequest::TryLog { log: "etcd://10.0.0.9:2379".to_owned(), number: 300 },
         HostRequest::Locate { path: "/d".to_owned() },
         HostRequest::Condition,
         HostRequest::Check { what: CheckParts { drives: true, network: false } },
@@ -550,6 +553,7 @@ fn answers_of_nodes() -> Vec<(&'static str, Vec<u8>)> {
             ])),
         ),
         ("answer: uploaded", encoding::encode(&HostReply::Uploaded { bytes: 300 })),
+        ("answer: tried log", encoding::encode(&HostReply::TriedLog { system: text("etcd cluster 01") })),
     ]
 }
 

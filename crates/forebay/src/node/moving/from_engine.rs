@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use admin::AdminError;
 use anyhow::{Context, Result, bail};
-use base::{Epoch, LedgerId, NodeId, Seq};
+use base::{Epoch, LedgerId, Seq};
 use control::{CONTROL_LEDGER, Cluster, ClusterRecord, Plan};
 use meta::log::NOBODY;
 use wire::cluster::StoredLedger;
@@ -16,9 +16,8 @@ use wire::cluster::StoredLedger;
 use super::{ENGINE_PATIENCE, FILES, OWN_ENGINE, STOP_PATIENCE, taken};
 use crate::engine::{Engine, EngineAddress};
 use crate::identity::OWNER;
-use crate::member::is_candidate;
 use crate::node::management::failed;
-use crate::node::{Mounts, Node, State};
+use crate::node::{Mounts, Node};
 
 /// How long another node may take to copy what it lacks.
 const COPY_PATIENCE: Duration = Duration::from_secs(10);
@@ -209,7 +208,7 @@ impl Node {
             }
         };
         let (engine, number) = (Engine::connect(&self.env, &self.dir, address).await?, record.move_number());
-        if !engine.claim(number).await? {
+        if !engine.claim(number, self.control.epoch().recovered(next)).await? {
             bail!(taken(address));
         }
         for end in ends {
@@ -229,11 +228,7 @@ impl Node {
 
     /// Waits until another node has all ledgers up to these ends, if another one may own them: it must not be this one alone.
     async fn copied(&self, ends: &[End]) -> Result<()> {
-        let nodes: Vec<NodeId> = {
-            let State { cluster, .. } = &*self.state.lock().await;
-            let others = cluster.nodes.keys().filter(|node| **node != self.here());
-            others.filter(|node| is_candidate(cluster, **node)).copied().collect()
-        };
+        let nodes = self.other_candidates().await;
         if nodes.is_empty() {
             return Ok(());
         }

@@ -123,6 +123,11 @@ pub(super) struct Client {
 }
 
 impl Client {
+    /// The cluster of which the members are, once one has answered.
+    pub(super) fn cluster_id(&self) -> u64 {
+        self.cluster_id.get().copied().unwrap_or_default()
+    }
+
     /// Looks at every member. At least one must answer; those that do must be of one cluster, and not too old.
     ///
     /// # Errors

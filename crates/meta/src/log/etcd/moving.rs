@@ -6,13 +6,17 @@ use bytes::Bytes;
 
 use super::Etcd;
 use super::proto::{Compare, KeyValue, RequestOp, TxnRequest};
-use super::values::{Common, Keys, decode_moved, encode_moved, encode_owner, encode_tail};
+use super::values::{Common, Keys, decode_moved, decode_owner, encode_moved, encode_owner, encode_tail};
 use crate::log::remote::LONG;
 use crate::log::{LogError, NOBODY, Sealed};
 
 impl Etcd {
     /// See [`LogEngine::claim`].
-    pub(super) async fn claim_place(&self, number: u64, first: LedgerId) -> Result<bool, LogError> {
+    pub(super) async fn claim_place(
+        &self,
+        number: u64,
+        (first, epoch): (LedgerId, Epoch),
+    ) -> Result<bool, LogError> {
         let common = Common::new(&self.prefix);
         let (moved, owner) = (common.moved(), Keys::new(&self.prefix, first).owner());
         let (start, end) = common.all();
@@ -25,7 +29,9 @@ impl Etcd {
         let look = vec![RequestOp::get(owner.clone())];
         let (_, found) = self.change(TxnRequest { success: look, ..TxnRequest::default() }).await?;
         let known = found.first();
-        if known.is_some_and(|owner| owner.version > 1) {
+        if let Some(owner) = known
+            && (owner.version > 1 || decode_owner(&owner.value)?.epoch > epoch)
+        {
             return Ok(false);
         }
         let (start, end) = common.ledgers();

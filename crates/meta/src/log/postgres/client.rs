@@ -317,6 +317,11 @@ impl Client {
         Ok(Some(session))
     }
 
+    /// The system of which the first server was that answered.
+    pub(super) fn system(&self) -> String {
+        self.known().system.clone().unwrap_or_default()
+    }
+
     /// Asks all servers at once. Returns each address, and whether it is a usable primary, or a standby.
     pub(super) async fn look(&self, limit: Duration) -> Vec<(String, bool)> {
         let asks = (0..self.hosts.len()).map(|index| async move {

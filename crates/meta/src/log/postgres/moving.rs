@@ -10,11 +10,17 @@ use super::session::Parameter;
 use super::statements::{self, Found};
 use super::{Postgres, id, position};
 
-/// Notes the attempt $3, unless another was noted or a ledger $2 had an owner. All that owners do begins with a seal of that ledger, whose
+/// How often a claim is tried whose place another statement has touched.
+const CLAIMS: u32 = 3;
+
+/// Notes the attempt $3, unless another was noted, or ledger $2 had an owner or was begun with a higher epoch than $4.
+///
+/// All that owners do begins with a seal of that ledger, whose
 /// row is written first here: one waits for the other.
 const CLAIM: &str = "
 WITH first AS (
-    UPDATE forebay_logs SET looks = looks + 1, held = (seals = 0) WHERE prefix = $1 AND ledger = $2 RETURNING held
+    UPDATE forebay_logs SET looks = looks + 1, held = (seals = 0 AND epoch <= $4) WHERE prefix = $1 AND ledger = $2
+    RETURNING held, looks
 )
 INSERT INTO forebay_moves AS m (prefix, number)
 SELECT $1, $3 FROM first
@@ -23,14 +29,16 @@ WHERE first.held AND (
     OR NOT EXISTS (SELECT FROM forebay_logs WHERE prefix = $1 AND (epoch <> 0 OR seals <> 0))
 )
 ON CONFLICT (prefix) DO UPDATE SET number = m.number
-RETURNING number";
+RETURNING number, (SELECT looks FROM first) AS looks";
 
-/// Removes what an earlier try of the attempt $3 has left, if ledger $2 still has had no owner.
+/// Removes what an earlier try of the attempt $3 has left, if ledger $2 still has had no owner, and
+/// no other statement wrote its row after the one that counted $4: a statement that was sent twice may be executed late.
 const CLEAR: &str = "
 WITH first AS (
-    UPDATE forebay_logs SET looks = looks + 1, epoch = CASE WHEN seals = 0 THEN 0 ELSE epoch END,
-        nonce = CASE WHEN seals = 0 THEN 0 ELSE nonce END, tail = CASE WHEN seals = 0 THEN 0 ELSE tail END,
-        first = CASE WHEN seals = 0 THEN 1 ELSE first END, held = (seals = 0)
+    UPDATE forebay_logs SET looks = looks + 1, epoch = CASE WHEN seals = 0 AND looks = $4 THEN 0 ELSE epoch END,
+        nonce = CASE WHEN seals = 0 AND looks = $4 THEN 0 ELSE nonce END,
+        tail = CASE WHEN seals = 0 AND looks = $4 THEN 0 ELSE tail END,
+        first = CASE WHEN seals = 0 AND looks = $4 THEN 1 ELSE first END, held = (seals = 0 AND looks = $4)
     WHERE prefix = $1 AND ledger = $2 AND EXISTS (SELECT FROM forebay_moves WHERE prefix = $1 AND number = $3)
     RETURNING held
 ), others AS (
@@ -48,18 +56,29 @@ const NUMBER: &str = "SELECT format, number FROM forebay_moves WHERE prefix = $1
 
 impl Postgres {
     /// See [`super::super::LogEngine::claim`].
-    pub(super) async fn claim_place(&self, number: u64, first: LedgerId) -> Result<bool, LogError> {
+    pub(super) async fn claim_place(
+        &self,
+        number: u64,
+        (first, epoch): (LedgerId, Epoch),
+    ) -> Result<bool, LogError> {
         self.make_log(first).await?;
-        let number = number.cast_signed();
-        let of_attempt =
-            [(&self.prefix as _, Type::TEXT), (&id(first) as _, Type::INT8), (&number as _, Type::INT8)];
-        let claimed = self.client.repeat(CLAIM, &of_attempt, LONG).await?;
-        let is_ours =
-            |row: &tokio_postgres::Row| statements::field::<i64>(row, "number").is_ok_and(|it| it == number);
-        if !claimed.first().is_some_and(is_ours) {
-            return Ok(false);
+        let (first, number, epoch) = (id(first), number.cast_signed(), position(Seq(epoch.0)));
+        for _ in 0..CLAIMS {
+            let claimed = self.client.repeat(CLAIM, &self.of_claim(&first, &number, &epoch), LONG).await?;
+            let Some(row) = claimed.first() else { return Ok(false) };
+            if statements::field::<i64>(row, "number")? != number {
+                return Ok(false);
+            }
+            let looks: i64 = statements::field(row, "looks")?;
+            if !self.client.repeat(CLEAR, &self.of_claim(&first, &number, &looks), LONG).await?.is_empty() {
+                return Ok(true);
+            }
         }
-        Ok(!self.client.repeat(CLEAR, &of_attempt, LONG).await?.is_empty())
+        Ok(false)
+    }
+
+    fn of_claim<'a>(&'a self, first: &'a i64, number: &'a i64, last: &'a i64) -> [Parameter<'a>; 4] {
+        [(&self.prefix, Type::TEXT), (first, Type::INT8), (number, Type::INT8), (last, Type::INT8)]
     }
 
     /// See [`super::super::LogEngine::is_free`].
@@ -101,5 +120,29 @@ impl Postgres {
         // The answer to an earlier statement may have been lost.
         let is_there = found.owner() == Sealed { epoch, nonce: NOBODY } && found.fence.tail == end;
         Ok(found.held || is_there)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::Shared;
+    use super::*;
+
+    #[test]
+    fn what_removes_earlier_tries_does_nothing_when_it_comes_late() {
+        let servers = Shared::get();
+        servers.runtime().block_on(async {
+            let (engine, first) = (servers.place(), LedgerId(0));
+            engine.make_log(first).await.unwrap();
+            let claimed = engine.client.repeat(CLAIM, &engine.of_claim(&0, &9, &5), LONG).await.unwrap();
+            let looks: i64 = statements::field(&claimed[0], "looks").unwrap();
+            // The connection breaks, and the same move goes on by another one.
+            assert!(engine.claim_place(9, (first, Epoch(5))).await.unwrap());
+            assert!(engine.begin_log(9, first, (Epoch(5), Seq(12))).await.unwrap());
+            let cleared = engine.client.repeat(CLEAR, &engine.of_claim(&0, &9, &looks), LONG).await.unwrap();
+            assert!(cleared.is_empty());
+            // The same try again finds the log as it has begun.
+            assert!(engine.begin_log(9, first, (Epoch(5), Seq(12))).await.unwrap());
+        });
     }
 }
