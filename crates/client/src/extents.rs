@@ -4,7 +4,7 @@
 //! placement group, so that an id never stands for two contents.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use base::checksum::block_checksums;
@@ -133,8 +133,7 @@ pub(crate) struct ExtentIo {
     topology: watch::Receiver<Arc<Topology>>,
     codes: Mutex<HashMap<(u8, u8), Arc<ErasureCode>>>,
     pub(crate) latencies: Latencies,
-    /// A random number: of copies on other nodes, not all clients read the first.
-    pub(crate) turn: u64,
+    turn: OnceLock<u64>,
     pub(crate) peers: Peers,
     pub(crate) reach: Reach,
 }
@@ -165,8 +164,13 @@ impl ExtentIo {
         reach: Reach,
     ) -> Self {
         let (codes, latencies) = (Mutex::default(), Latencies::new());
-        let turn = env.random.next_u64() >> 8;
+        let turn = OnceLock::new();
         Self { env, ledger, bonds, topology, codes, latencies, turn, peers, reach }
+    }
+
+    /// A random number of this client: of copies on other nodes, not all clients read the first.
+    pub(crate) fn turn(&self) -> u64 {
+        *self.turn.get_or_init(|| self.env.random.next_u64() >> 8)
     }
 
     /// The newest durable position of the ledger that an answer told.

@@ -123,7 +123,7 @@ impl ExtentIo {
         let copies = (0u8..).zip(&group.members).take(extent.n.into()).filter(is_fit);
         let cost = |(index, drive): &(u8, &DriveId)| {
             let distance = topology.near.distance(&topology.map, **drive);
-            let turn = if distance == 0 { 0 } else { self.turn };
+            let turn = if distance == 0 { 0 } else { self.turn() };
             let place = (u64::from(*index) + turn) % u64::from(extent.n);
             (distance, self.latencies.reads_under_way(**drive), place)
         };

@@ -456,6 +456,9 @@ async fn change_once(world: &World, node: &Node, dice: &Dice, change: Change) {
             }
             let readable = seen.readable.contains(&victim);
             world.trace.event(format_args!("drive {victim} is given up, readable={readable}"));
+            if readable && world.scenario.node_drives == 1 {
+                return drain(world, node, dice, &seen).await;
+            }
             node.control.plan(world, |plan| plan.give_up(victim, &seen)).await;
             node.publish(world).await;
         }
@@ -479,15 +482,31 @@ async fn change_once(world: &World, node: &Node, dice: &Dice, change: Change) {
         Change::Detach => node.detach(world).await,
         Change::Grow | Change::Replace | Change::Balance => place_anew(world, node, dice, change).await,
         Change::KeepAfterAll => {
-            let place = world.cluster().node_of(victim);
-            let seen = world.cluster().seen();
-            let back = node.control.plan(world, |plan| plan.cancel_drain(place, &seen)).await;
-            if !back.is_empty() {
-                world.trace.event(format_args!("drives {back:?} are not emptied after all"));
-                node.publish(world).await;
-            }
+            cancel_drain(world, node).await;
         }
         Change::SetAside | Change::GiveUp => {}
+    }
+}
+
+/// The victim's node is emptied, of which it is the only drive. In half of the cases that is ended soon, and what is moving goes back.
+async fn drain(world: &World, node: &Node, dice: &Dice, seen: &Seen) {
+    let place = world.cluster().node_of(DriveId(world.scenario.victim()));
+    node.control.plan(world, |plan| plan.drain(place, seen)).await;
+    node.publish(world).await;
+    if dice.once_in(2) {
+        tokio::time::sleep(Duration::from_millis(dice.below(400))).await;
+        cancel_drain(world, node).await;
+    }
+}
+
+/// The drives of the victim's node are in use again, if they were being emptied.
+async fn cancel_drain(world: &World, node: &Node) {
+    let place = world.cluster().node_of(DriveId(world.scenario.victim()));
+    let seen = world.cluster().seen();
+    let back = node.control.plan(world, |plan| plan.cancel_drain(place, &seen)).await;
+    if !back.is_empty() {
+        world.trace.event(format_args!("drives {back:?} are not emptied after all"));
+        node.publish(world).await;
     }
 }
 

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use admin::{
-    CreateFilesystem, FilesystemInfo, MountRequest, MoveFilesystem, SetLimits, SetPlacement, SetProfile,
-    WhyInfo,
+    CreateFilesystem, FilesystemInfo, MountRequest, MoveFilesystem, Placement, SetLimits, SetPlacement,
+    SetProfile, WhyInfo,
 };
 use anyhow::{Context, Result, bail};
 use comfy_table::Table;
@@ -36,7 +36,7 @@ pub(super) fn filesystem_table(filesystems: &[FilesystemInfo]) -> Table {
         table.add_row([
             filesystem.name.clone(),
             filesystem.group.clone(),
-            filesystem.profile.clone(),
+            profile(filesystem),
             bytes(filesystem.used_bytes),
             bytes(filesystem.free_bytes),
             bytes(filesystem.total_bytes),
@@ -47,6 +47,14 @@ pub(super) fn filesystem_table(filesystems: &[FilesystemInfo]) -> Table {
         ]);
     }
     table
+}
+
+/// How new data is protected, and where it goes if not everywhere.
+fn profile(filesystem: &FilesystemInfo) -> String {
+    match filesystem.placement {
+        Placement::Spread => filesystem.profile.clone(),
+        Placement::Local => format!("{}, local", filesystem.profile),
+    }
 }
 
 /// Content on drives, and its limit.
