@@ -102,7 +102,7 @@ bench-s3: build ## the S3 endpoint beside MinIO and plain files, about ten minut
 bench-cluster: deps build ## three machines with drives and one without beside a single node, costs per operation, about ten minutes; BENCH="--quick" for three
 	@tests/bench-cluster.sh $(BENCH)
 
-bench-placement: deps build ## what `--placement local` changes where the network is slower than the drives, three minutes; BENCH="--quick" for one
+bench-placement: deps build ## what `--placement local` changes where the network is slower than the drives, two minutes; BENCH="--quick" for one
 	@tests/bench-placement.sh $(BENCH)
 
 bench-tier: build ## tiering beside what its store can do, some 25 minutes; BENCH="--quick" for four

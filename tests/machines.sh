@@ -70,7 +70,7 @@ status() { on "$1" timeout 30 "$FOREBAY" status "$WORK/$1" --json; }
 healthy() { status "$1" | jq -e '.state == "healthy" and all(.filesystems[]; .owed_shards == 0) and all(.drives[]; .state == "up" or .state == "suspect")' >/dev/null; }
 explain() {
     for node in "${NODES[@]}"; do
-        status "$node" | jq -c '{node: .node.id, state, problems, owed: [.filesystems[].owed_shards], drives: [.drives[] | {id, state}]}' || true
+        status "$node" | jq -c --arg node "$node" '{$node, state, problems, owed: [.filesystems[].owed_shards], drives: [.drives[] | {id, state}]}' || true
     done
 }
 mounted() { mountpoint -q "$WORK/$1/mnt"; }

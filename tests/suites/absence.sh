@@ -23,7 +23,7 @@ begin() {
         on "$node" timeout 60 "$FOREBAY" stop "$WORK/$node" </dev/null
         member_start "$node" --out-after "$OUT_S"
     done
-    wait_until 120 healthy 1
+    wait_until 60 healthy 1
     wait_until 30 mounted 1
     stage_tree 300 "$WORK/tree"
     cp -a "$WORK/tree" "$WORK/1/mnt/tree"
@@ -79,12 +79,12 @@ moves_house() {
     # With all but that one of the other machine's drives, everything is readable.
     same_tree "$WORK/tree" "$WORK/1/mnt/tree"
     member_start 4 --out-after "$OUT_S"
-    wait_until 120 healthy 1
+    wait_until 60 healthy 1
     [ "$(status 1 | jq --argjson id "$drive" '[.drives[] | select(.node == 2)] | length')" = 3 ]
     # Also after the next start.
     on 3 timeout 60 "$FOREBAY" stop "$WORK/3" </dev/null
     member_start 3 --out-after "$OUT_S"
-    wait_until 120 healthy 1
+    wait_until 60 healthy 1
 }
 
 # Half of the drives are away: they are waited for.
@@ -98,15 +98,15 @@ too_many() {
     status 1 | jq -e '.problems | map(contains("4 of 8 drives are away at once")) | any'
     status 1 | jq -e '.problems | map(contains("nobody takes over what it held by itself")) | any'
     for node in 3 4; do member_start "$node" --out-after "$OUT_S"; done
-    wait_until 120 healthy 1
+    wait_until 60 healthy 1
     same_tree "$WORK/tree" "$WORK/1/mnt/tree"
 }
 
 # One machine stays away: others take over what it held.
 stays_away() {
     machine_kill 4
-    wait_until 120 drives_are 4 out
-    wait_until 120 is_whole
+    wait_until 60 drives_are 4 out
+    wait_until 60 is_whole
     same_tree "$WORK/tree" "$WORK/1/mnt/tree"
     # Each restored what its own drives got; some went to drives that are not the owner's.
     status 1 | jq '.filesystems[0].repair'
@@ -139,7 +139,7 @@ changes_its_mind() {
     on 2 "$FOREBAY" node drain "$WORK/2" 2 --abort
     on 2 "$FOREBAY" upkeep "$WORK/2" --rate 256MiB
     drives_are 3 up
-    wait_until 120 is_whole
+    wait_until 60 is_whole
     # What did not move is still there, and used.
     status 1 | jq -e '[.drives[] | select(.node == 2) | .groups] | add > 0'
     same_tree "$WORK/tree" "$WORK/1/mnt/tree"

@@ -715,7 +715,6 @@ pub trait NodeControl:
         name: String,
         request: SetPlacement,
     ) -> BoxFuture<'_, Result<FilesystemInfo, AdminError>>;
-
     /// Changes the limits of a filesystem's content.
     fn set_limits(
         &self,

@@ -44,7 +44,7 @@ impl Near {
         if k == 1 { &self.copies } else { &self.coded }
     }
 
-    /// The groups for new extents with so many data shards. Empty if none is nearer than others.
+    /// The groups near to the client for new extents with `k` data shards. Empty if no group is near.
     pub(crate) fn groups(&self, k: u8) -> &[PgId] {
         &self.of_shape(k).here
     }

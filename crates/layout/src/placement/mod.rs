@@ -119,7 +119,7 @@ pub struct PlacementGroup {
     /// The rule that says how many of them may fail together.
     #[serde(default)]
     pub spread: Spread,
-    /// The map for which it was planned. Groups of one plan have about the same data.
+    /// The map for which it was planned. Groups of one plan have about the same data, unless placement is local.
     #[serde(default)]
     pub planned: Epoch,
     /// Positions whose members do not have all their shards yet.

@@ -187,8 +187,8 @@ fn dial(way: Arc<Way>) -> Dial {
 }
 
 impl Way {
-    /// Connects directly, or through another node if that takes long or fails. Meanwhile the node is tried directly again: it may have
-    /// been about to start.
+    /// Connects directly. If that takes long or fails, it looks for a way through another node, and keeps trying directly: the node may
+    /// be about to start.
     async fn connect(self: &Arc<Self>) -> io::Result<Connection> {
         let is_around = self.around.lock().via.is_some();
         let (failed, error) = (Notify::new(), Shared::new(None));
