@@ -15,8 +15,7 @@ const CLAIMS: u32 = 3;
 
 /// Notes the attempt $3, unless another was noted, or ledger $2 had an owner or was begun with a higher epoch than $4.
 ///
-/// All that owners do begins with a seal of that ledger, whose
-/// row is written first here: one waits for the other.
+/// All that owners do begins with a seal of that ledger, whose row is written first here: one waits for the other.
 const CLAIM: &str = "
 WITH first AS (
     UPDATE forebay_logs SET looks = looks + 1, held = (seals = 0 AND epoch <= $4) WHERE prefix = $1 AND ledger = $2
@@ -31,8 +30,8 @@ WHERE first.held AND (
 ON CONFLICT (prefix) DO UPDATE SET number = m.number
 RETURNING number, (SELECT looks FROM first) AS looks";
 
-/// Removes what an earlier try of the attempt $3 has left, if ledger $2 still has had no owner, and
-/// no other statement wrote its row after the one that counted $4: a statement that was sent twice may be executed late.
+/// Removes what an earlier try of the attempt $3 has left, if ledger $2 still has had no owner, and no other statement wrote its row
+/// after the one that counted $4: a statement that was sent twice may be executed late.
 const CLEAR: &str = "
 WITH first AS (
     UPDATE forebay_logs SET looks = looks + 1, epoch = CASE WHEN seals = 0 AND looks = $4 THEN 0 ELSE epoch END,
@@ -62,7 +61,7 @@ impl Postgres {
         (first, epoch): (LedgerId, Epoch),
     ) -> Result<bool, LogError> {
         self.make_log(first).await?;
-        let (first, number, epoch) = (id(first), number.cast_signed(), position(Seq(epoch.0)));
+        let (first, number, epoch) = (id(first), number.cast_signed(), epoch.0.cast_signed());
         for _ in 0..CLAIMS {
             let claimed = self.client.repeat(CLAIM, &self.of_claim(&first, &number, &epoch), LONG).await?;
             let Some(row) = claimed.first() else { return Ok(false) };
