@@ -8,7 +8,7 @@ set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
 # The longest of those that run beside each other begin first: suites that mostly wait, beside suites that mostly work.
-SUITES=(format build lint cargo cli overload crash s3-crash tier tier-nodes outlive takeover cluster-faults log-postgres move engine recover backup clients absence cluster tree space damage fsx degraded stores git stuck s3 full history host-full metadata sequences pjdfstest sqlite uring)
+SUITES=(format build lint cargo cli overload crash s3-crash tier tier-nodes outlive takeover cluster-faults log-postgres move engine witness recover backup clients absence cluster tree space damage fsx degraded stores git stuck s3 full history host-full metadata sequences pjdfstest sqlite uring)
 # Suites that all others depend on.
 STAGES=(format build lint cargo)
 # Suites that measure speed or memory of a whole machine, use fixed ports, or keep all cores busy.

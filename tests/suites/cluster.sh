@@ -217,6 +217,44 @@ is_read_here() {
 }
 received() { ip -n "$PREFIX-$1" -s -j link show eth0 | jq '.[0].stats64.rx.bytes'; }
 
+# A filesystem is for the drives of some nodes: what it has and gets is there, and moves while programs use it.
+some_nodes() {
+    on 1 "$FOREBAY" fs create "$WORK/1" walled --profile r2 --nodes 0,1 --json >"$WORK/walled"
+    # Two thirds of the drives.
+    jq -e --argjson all "$(status 1 | jq '.filesystems[] | select(.name == "near").total_bytes')" \
+        '.nodes == [0, 1] and (.total_bytes / $all | . > 0.6 and . < 0.72)' "$WORK/walled"
+    mkdir "$WORK/3/walled"
+    on 3 "$FOREBAY" mount "$WORK/3" "$WORK/3/walled" --fs walled
+    cp "$WORK/local" "$WORK/3/walled/file"
+    sync "$WORK/3/walled/file"
+    lies_on 0 1 2 3
+    on 3 "$FOREBAY" fs set "$WORK/3" walled --nodes 1,2 --dry-run --json | jq -e '.groups > 0 and .move_bytes > 30000000 and (.balancing | not)'
+    on 3 "$FOREBAY" fs show "$WORK/3" walled --json | jq -e '.nodes == [0, 1]'
+    expect_fail "no such node: id=9" on 3 "$FOREBAY" fs set "$WORK/3" walled --nodes 1,9
+    expect_fail "too few for filesystem three .r3.*name more nodes" set_three_copies 0
+    expect_fail "numbers of nodes, such as" on 3 "$FOREBAY" fs set "$WORK/3" walled --nodes one
+    on 3 "$FOREBAY" fs set "$WORK/3" walled --nodes 1,2 | grep "walled is being balanced: .* placement groups move"
+    # New data does not wait for that.
+    sleep 1.5
+    cp "$WORK/local" "$WORK/3/walled/new"
+    sync "$WORK/3/walled/new"
+    lies_on 2 3 4 5 new
+    wait_until 60 has_moved
+    lies_on 2 3 4 5
+    cmp "$WORK/local" "$WORK/3/walled/file"
+    on 1 "$FOREBAY" fs list "$WORK/1" | grep "r2, nodes 1 2"
+    on 3 "$FOREBAY" umount "$WORK/3" --fs walled
+}
+# lies_on DRIVE DRIVE DRIVE DRIVE [FILE]: all of a file is on these drives, and on each of them.
+lies_on() {
+    on 3 "$FOREBAY" why "$WORK/3/walled/${5:-file}" --json >"$WORK/why"
+    jq -e --argjson drives "[$1, $2, $3, $4]" '[.extents[].shards[].drive] | unique == $drives' "$WORK/why"
+}
+set_three_copies() {
+    on 3 "$FOREBAY" fs create "$WORK/3" three --profile r3 --nodes "$1"
+}
+has_moved() { on 1 "$FOREBAY" fs show "$WORK/1" walled --json | jq -e '.balancing == false and .groups_elsewhere == null and .repair.rebuilding_groups == 0'; }
+
 # The machine is back, and has everything that it missed.
 machine_returns() {
     member_start "$1"
@@ -225,9 +263,12 @@ machine_returns() {
 }
 
 lose_machine() {
+    on 1 "$FOREBAY" fs verify "$WORK/1" main --now --json | jq -e '.last | .expected_shards > 100 and .unknown_shards == 0 and .missing_shards == 0'
     under 2 machine_kill 3
     same_tree "$WORK/tree" "$WORK/2/mnt/tree"
     cmp "$WORK/object" "$WORK/2/mnt/bucket/object"
+    # Two of six shards of each stripe are there, or not: nobody knows.
+    on 2 "$FOREBAY" fs verify "$WORK/2" main --now --json | jq -e '.last | .unknown_shards > 30 and .missing_shards == 0'
     machine_returns 3
     same_tree "$WORK/tree" "$WORK/3/mnt/tree"
 }
@@ -352,6 +393,7 @@ check "a machine without drives takes part and is removed" without_drives
 check "of copies of a node's directory, one runs" copies
 check "drives and addresses of another node change" orders_from_elsewhere
 check "new data goes to the node that writes it" local_writes
+check "a filesystem is for some nodes, and moves to others" some_nodes
 check "machines say what is wrong with them and the ways to others" look_around
 check "a machine dies while others work" lose_machine
 check "the process of a node is killed beside its mount" lose_process

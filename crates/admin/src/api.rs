@@ -1,6 +1,6 @@
 //! Requests to a node, and their answers.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -13,10 +13,11 @@ use crate::damage::DamageInfo;
 use crate::filesystem_groups::FilesystemGroupControl;
 use crate::logs::{LogControl, LogInfo};
 use crate::nodes::NodesControl;
-use crate::placement::{Placement, SetPlacement};
+use crate::placement::{Placement, SetNodes, SetPlacement, none_elsewhere};
 use crate::stores::StoreControl;
 use crate::tiers::{TierControl, TierInfo};
 use crate::users::{AuditInfo, UserControl};
+use crate::verification::{FilesystemVerification, VerifiedInfo, VerifyFilesystem};
 
 /// A refusal: a code for programs, a sentence for people.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
@@ -367,6 +368,12 @@ pub struct FilesystemInfo {
     /// Where new data goes.
     #[serde(default)]
     pub placement: Placement,
+    /// The nodes whose drives its data is for; none: all nodes.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub nodes: BTreeSet<u32>,
+    /// Placement groups with data at other nodes than these.
+    #[serde(default, skip_serializing_if = "none_elsewhere")]
+    pub groups_elsewhere: u64,
     /// Most bytes of content; `None`: as much as the drives hold.
     #[serde(default)]
     pub size_bytes: Option<u64>,
@@ -399,6 +406,9 @@ pub struct FilesystemInfo {
     pub pack: PackInfo,
     /// The search for orphans.
     pub orphans: OrphanInfo,
+    /// The last comparison of all shards with the metadata; `None`: there was none yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub verified: Option<VerifiedInfo>,
     /// Damage of the filesystem.
     #[serde(default)]
     pub damage: DamageInfo,
@@ -541,6 +551,9 @@ pub struct CreateFilesystem {
     /// Where new data goes.
     #[serde(default, skip_serializing_if = "Placement::is_default")]
     pub placement: Placement,
+    /// The nodes whose drives its data is for; none: all nodes.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub nodes: BTreeSet<u32>,
 }
 
 /// Limits of a filesystem in bytes. `None`: unchanged; 0: as much as the drives hold.
@@ -715,6 +728,18 @@ pub trait NodeControl:
         name: String,
         request: SetPlacement,
     ) -> BoxFuture<'_, Result<FilesystemInfo, AdminError>>;
+    /// Changes the nodes whose drives a filesystem's data is for, or says what would move.
+    fn set_nodes(
+        &self,
+        name: String,
+        request: SetNodes,
+    ) -> BoxFuture<'_, Result<FilesystemBalance, AdminError>>;
+    /// Whether the drives have all shards of a filesystem.
+    fn verify(
+        &self,
+        name: String,
+        request: VerifyFilesystem,
+    ) -> BoxFuture<'_, Result<FilesystemVerification, AdminError>>;
     /// Changes the limits of a filesystem's content.
     fn set_limits(
         &self,

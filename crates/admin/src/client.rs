@@ -26,7 +26,8 @@ use crate::api::{
     SpareInfo, UpkeepInfo, WhyInfo,
 };
 use crate::balancing::{BalanceFilesystem, FilesystemBalance};
-use crate::placement::SetPlacement;
+use crate::placement::{SetNodes, SetPlacement};
+use crate::verification::{FilesystemVerification, VerifyFilesystem};
 
 /// Longest wait for an answer.
 const DEADLINE: Duration = Duration::from_secs(120);
@@ -203,6 +204,16 @@ impl AdminClient {
         self.call(Method::POST, &path, Some(&request)).await
     }
 
+    /// Says whether the drives have all shards of a filesystem.
+    pub async fn verify(
+        &self,
+        name: &str,
+        request: VerifyFilesystem,
+    ) -> Result<FilesystemVerification, CallError> {
+        let path = format!("/v1/filesystems/{}/verify", percent_encode(name.as_bytes()));
+        self.call(Method::POST, &path, Some(&request)).await
+    }
+
     /// Changes where new data goes.
     pub async fn set_placement(
         &self,
@@ -210,6 +221,12 @@ impl AdminClient {
         request: &SetPlacement,
     ) -> Result<FilesystemInfo, CallError> {
         let path = format!("/v1/filesystems/{}/placement", percent_encode(name.as_bytes()));
+        self.call(Method::POST, &path, Some(request)).await
+    }
+
+    /// Changes the nodes whose drives a filesystem's data is for, or says what would move.
+    pub async fn set_nodes(&self, name: &str, request: &SetNodes) -> Result<FilesystemBalance, CallError> {
+        let path = format!("/v1/filesystems/{}/nodes", percent_encode(name.as_bytes()));
         self.call(Method::POST, &path, Some(request)).await
     }
 

@@ -17,6 +17,7 @@ mod server;
 mod stores;
 mod tiers;
 mod users;
+mod verification;
 
 pub use api::{
     AddDrive, AdminError, CreateFilesystem, DriveInfo, ExtentInfo, FailDrive, FilesystemInfo, FsckFilesystem,
@@ -37,7 +38,7 @@ pub use nodes::{
     ClientInfo, CreateToken, DrainNode, NewToken, NodeCheck, NodeDrain, NodeInfo, NodesControl, ProgramInfo,
     SetMaintenance, StopCheck, TokenInfo, TokenRights, UpgradeInfo,
 };
-pub use placement::{Placement, SetPlacement};
+pub use placement::{Placement, SetNodes, SetPlacement};
 pub use server::{Answer, Answered, Api, ServeError, serve, serve_answers, serve_metrics};
 pub use stores::{BenchStore, SetStore, StoreControl, StoreInfo, StoreValidationInfo, Verify};
 pub use tiers::{
@@ -46,4 +47,7 @@ pub use tiers::{
 };
 pub use users::{
     AddKey, AddUser, AuditInfo, KeyInfo, NewKey, PolicyInfo, PolicyTarget, Standing, UserControl, UserInfo,
+};
+pub use verification::{
+    FilesystemVerification, GroupVerification, ShardCounts, VerifiedInfo, VerifyFilesystem,
 };

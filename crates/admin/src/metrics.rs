@@ -12,6 +12,7 @@ use prometheus_client::registry::Registry;
 use crate::api::{DriveInfo, FilesystemInfo, NodeStatus, SpaceInfo, SpareInfo};
 use crate::logs::LogInfo;
 use crate::nodes::NodeInfo;
+use crate::verification::VerifiedInfo;
 
 /// The media type of [`metrics`].
 pub const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -63,6 +64,7 @@ pub fn metrics(status: &NodeStatus, nodes: &[NodeInfo]) -> String {
         for_drives(&mut all, &status.drives);
         for_filesystems(&mut all, &status.filesystems);
         for_upkeep(&mut all, &status.filesystems);
+        for_verification(&mut all, &status.filesystems);
         for_tiers(&mut all, &status.filesystems);
         for_logs(&mut all, &status.log);
         status.spare.iter().for_each(|spare| for_spare(&mut all, spare));
@@ -215,6 +217,30 @@ fn for_filesystems(all: &mut Exposition, filesystems: &[FilesystemInfo]) {
         "forebay_filesystem_commits",
         "Batches of changes of the metadata, from the first one on",
         values(|it| it.ledger.committed_seq as f64),
+    );
+}
+
+fn for_verification(all: &mut Exposition, filesystems: &[FilesystemInfo]) {
+    let values = |value: fn(&VerifiedInfo) -> u64| {
+        filesystems.iter().filter_map(move |filesystem| {
+            let value = value(&filesystem.verified?);
+            Some((vec![("filesystem", filesystem.name.clone())], value as f64))
+        })
+    };
+    all.gauge(
+        "forebay_verified_seconds",
+        "Time since the last comparison of all shards with the metadata",
+        values(|it| it.age_s),
+    );
+    all.gauge(
+        "forebay_unknown_shards",
+        "Of its shards, those on drives that did not answer, or on their way",
+        values(|it| it.shards.unknown_shards),
+    );
+    all.gauge(
+        "forebay_missing_shards",
+        "Of its shards, those that the drive did not have",
+        values(|it| it.shards.missing_shards),
     );
 }
 

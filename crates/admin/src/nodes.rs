@@ -28,6 +28,9 @@ pub struct NodeInfo {
     pub capacity_bytes: u64,
     /// Whether it owns the control ledger.
     pub owner: bool,
+    /// Whether it is a witness: it runs a member of an engine and nothing else.
+    #[serde(default)]
+    pub witness: bool,
     /// Version of its program, as it told now; as the following, `None` if it does not answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
@@ -128,6 +131,9 @@ pub struct CreateToken {
     /// It is for clients that are no nodes, which may do this; `None`: for nodes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub client: Option<TokenRights>,
+    /// It is for witnesses: nodes that run a member of an engine and nothing else.
+    #[serde(default)]
+    pub witness: bool,
 }
 
 /// What clients may do that join with a token.
@@ -210,7 +216,7 @@ pub struct NewToken {
 pub struct TokenInfo {
     /// Its number.
     pub id: u32,
-    /// `node` or `client`.
+    /// `node`, `client` or `witness`.
     pub role: String,
     /// `valid`, `used` or `expired`.
     pub state: String,

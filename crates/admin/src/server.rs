@@ -36,7 +36,8 @@ use crate::api::{
     ReplaceDrive, SetLimits, SetProfile, SetSpares, SetUpkeep,
 };
 use crate::balancing::BalanceFilesystem;
-use crate::placement::SetPlacement;
+use crate::placement::{SetNodes, SetPlacement};
+use crate::verification::VerifyFilesystem;
 
 pub use metrics::serve_metrics;
 
@@ -142,26 +143,6 @@ fn filesystem_router() -> Router<Node> {
             ),
         )
         .route(
-            "/v1/filesystems/{name}/balance",
-            post(
-                async |State(node): State<Node>,
-                       Path(name): Path<String>,
-                       Json(request): Json<BalanceFilesystem>| {
-                    answer(node.balance(name, request).await)
-                },
-            ),
-        )
-        .route(
-            "/v1/filesystems/{name}/placement",
-            post(
-                async |State(node): State<Node>,
-                       Path(name): Path<String>,
-                       Json(request): Json<SetPlacement>| {
-                    answer(node.set_placement(name, request).await)
-                },
-            ),
-        )
-        .route(
             "/v1/filesystems/{name}/limits",
             post(
                 async |State(node): State<Node>, Path(name): Path<String>, Json(request): Json<SetLimits>| {
@@ -194,12 +175,56 @@ fn filesystem_router() -> Router<Node> {
         )
 }
 
+/// Where the data of a filesystem is, and whether it is there.
+fn placement_router() -> Router<Node> {
+    Router::new()
+        .route(
+            "/v1/filesystems/{name}/balance",
+            post(
+                async |State(node): State<Node>,
+                       Path(name): Path<String>,
+                       Json(request): Json<BalanceFilesystem>| {
+                    answer(node.balance(name, request).await)
+                },
+            ),
+        )
+        .route(
+            "/v1/filesystems/{name}/placement",
+            post(
+                async |State(node): State<Node>,
+                       Path(name): Path<String>,
+                       Json(request): Json<SetPlacement>| {
+                    answer(node.set_placement(name, request).await)
+                },
+            ),
+        )
+        .route(
+            "/v1/filesystems/{name}/verify",
+            post(
+                async |State(node): State<Node>,
+                       Path(name): Path<String>,
+                       Json(request): Json<VerifyFilesystem>| {
+                    answer(node.verify(name, request).await)
+                },
+            ),
+        )
+        .route(
+            "/v1/filesystems/{name}/nodes",
+            post(
+                async |State(node): State<Node>, Path(name): Path<String>, Json(request): Json<SetNodes>| {
+                    answer(node.set_nodes(name, request).await)
+                },
+            ),
+        )
+}
+
 fn router(node: Node, runtime: Handle) -> Router {
     let status = get(status).with_state((node.clone(), runtime.clone()));
     Router::new()
         .route("/v1/events", get(async |State(node): State<Node>| answer(node.events().await)))
         .merge(drive_router())
         .merge(filesystem_router())
+        .merge(placement_router())
         .merge(filesystem_groups::router())
         .merge(backups::router())
         .merge(logs::router())

@@ -42,6 +42,7 @@ mod takeover;
 mod term;
 mod tier;
 mod topology;
+mod verify;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -90,6 +91,7 @@ pub use repair::{OwedCursor, OwedPage};
 pub use shortage::{Scarce, Shortage};
 pub use tier::{FileTiers, PartsPage, UploadError};
 pub use topology::{Limits, Topology};
+pub use verify::{ShardCount, Verified};
 pub use wire::cluster::RepairOutcome;
 pub use wire::guard::Guard;
 pub use wire::lock::{FileLock, LockSpace};

@@ -3,9 +3,9 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use base::{DriveId, PgId, ShardIndex};
+use base::{DriveId, NodeId, PgId, ShardIndex};
 use futures_util::future::join_all;
-use layout::{ClusterMap, DriveState, Place, PlacementGroup, Profile};
+use layout::{ClusterMap, DriveState, MapDrive, Place, PlacementGroup, Profile};
 use wire::drive::{DriveHealth, DriveService, DriveStat};
 
 use crate::near::Near;
@@ -30,6 +30,8 @@ pub struct Topology {
     pub limits: Limits,
     /// What is near to the client.
     pub near: Near,
+    /// The nodes whose drives the filesystem's data is for; empty: all nodes.
+    pub nodes: BTreeSet<NodeId>,
 }
 
 /// What a new extent is near to, where placement is local.
@@ -65,8 +67,8 @@ impl Limits {
 impl Default for Topology {
     fn default() -> Self {
         let (map, drives, groups, narrow) = Default::default();
-        let (limits, near) = Default::default();
-        Self { map, drives, groups, profile: Profile::SINGLE, narrow, limits, near }
+        let (limits, near, nodes) = Default::default();
+        Self { map, drives, groups, profile: Profile::SINGLE, narrow, limits, near, nodes }
     }
 }
 
@@ -186,22 +188,32 @@ impl Topology {
         Some(if better { (other, fit_other.0) } else { (one, fit_one.0) })
     }
 
+    /// Whether the filesystem's data is for a drive.
+    fn is_for(&self, drive: DriveId) -> bool {
+        let of_node = |drive: &MapDrive| self.nodes.contains(&NodeId(drive.place.node));
+        self.nodes.is_empty() || self.map.drive(drive).is_some_and(of_node)
+    }
+
+    /// The services of all drives to which new data of the filesystem may go.
+    fn writable(&self) -> impl Iterator<Item = &Arc<dyn DriveService>> {
+        let for_it = self.map.drives.iter().filter(|drive| self.is_for(drive.id));
+        for_it.filter_map(|drive| self.usable(drive.id))
+    }
+
     /// Whether enough drives are up for writes to be acknowledged.
     pub(crate) fn can_write(&self) -> bool {
-        let usable = self.map.drives.iter().filter(|drive| self.usable(drive.id).is_some());
-        usable.count() >= usize::from(self.profile.w())
+        self.writable().count() >= usize::from(self.profile.w())
     }
 
     /// Whether a drive refused a write for lack of room that is not back yet.
     pub(crate) fn is_refusing(&self) -> bool {
-        let mut usable = self.map.drives.iter().filter_map(|drive| self.usable(drive.id));
-        usable.any(|service| matches!(service.stat(), DriveStat { full, host_full, .. } if full || host_full))
+        self.writable()
+            .any(|service| matches!(service.stat(), DriveStat { full, host_full, .. } if full || host_full))
     }
 
     /// Room of each drive that may be written to, without what stays free.
     fn rooms(&self, room: impl Fn(&DriveStat) -> u64) -> Vec<u64> {
-        let usable = self.map.drives.iter().filter_map(|drive| self.usable(drive.id));
-        let stats = usable.map(|service| service.stat());
+        let stats = self.writable().map(|service| service.stat());
         stats.map(|stat| room(&stat).saturating_sub(self.limits.spare_bytes(&stat))).collect()
     }
 
@@ -226,16 +238,16 @@ impl Topology {
         if rooms.len() < usize::from(profile.w()) { 0 } else { spread(rooms, width, profile.k()) }
     }
 
-    /// Bytes of the drives that are not free, for any reason.
+    /// Bytes of its drives that are not free, for any reason.
     pub(crate) fn used_bytes(&self) -> u64 {
-        self.drives.values().map(|drive| drive.stat()).map(|stat| stat.capacity_bytes - stat.free_bytes).sum()
+        let its = self.drives.iter().filter(|(id, _)| self.is_for(**id));
+        its.map(|(_, drive)| drive.stat()).map(|stat| stat.capacity_bytes - stat.free_bytes).sum()
     }
 
     /// Makes the drives turn dead space into room. Returns once each has enough or no more to give.
     pub(crate) async fn make_room(&self) {
-        let usable = self.map.drives.iter().filter_map(|drive| self.usable(drive.id));
         // A drive that fails has no more to give.
-        join_all(usable.map(|service| service.make_room())).await;
+        join_all(self.writable().map(|service| service.make_room())).await;
     }
 
     /// Bytes of file data that the drives hold when they are empty and all up, without what stays free.
@@ -245,7 +257,8 @@ impl Topology {
         };
         let staying =
             |id: &DriveId| !matches!(self.map.drive(*id), Some(drive) if drive.state == DriveState::Leaving);
-        let staying = self.drives.iter().filter(|(id, _)| staying(id) && !self.is_out(**id));
+        let staying =
+            self.drives.iter().filter(|(id, _)| self.is_for(**id) && staying(id) && !self.is_out(**id));
         let rooms: Vec<u64> = staying.map(|(_, service)| capacity(service.stat())).collect();
         // Right after a start with drives missing, no narrower profile is planned yet.
         let width = rooms.len().min(usize::from(profile.n()));

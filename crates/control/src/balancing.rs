@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use base::{DriveId, Epoch};
+use base::{DriveId, Epoch, NodeId};
 use layout::{DriveState, PlacementError, PlacementGroup, Profile, balance_groups};
 
 use crate::protection::Seen;
@@ -51,20 +51,34 @@ pub struct BalanceForecast {
 impl Cluster {
     /// What balancing a filesystem has to wait for now.
     fn balance_waits(&self, record: &FilesystemRecord, seen: &Seen) -> Option<BalanceWait> {
-        let is_away = |drive: &&DriveRecord| !drive.is_given_up() && !seen.up.contains(&drive.id);
+        let members: BTreeSet<DriveId> =
+            self.groups_for(record).flat_map(|group| group.members.iter().copied()).collect();
+        let concerns = |drive: &DriveRecord| record.may_use(drive.node) || members.contains(&drive.id);
+        let is_away =
+            |drive: &&DriveRecord| !drive.is_given_up() && concerns(drive) && !seen.up.contains(&drive.id);
         if let Some(away) = self.drives.values().find(is_away) {
             return Some(BalanceWait::Drive(away.id));
         }
-        let groups = record.all_sets().flat_map(|(_, groups)| self.groups_of(groups));
-        match groups.filter(|group| !group.rebuilding.is_empty()).count() {
+        match self.groups_for(record).filter(|group| !group.rebuilding.is_empty()).count() {
             0 => self.rule(record).err().map(BalanceWait::MoreDrives),
             rebuilding => Some(BalanceWait::Groups(rebuilding)),
         }
     }
 
-    /// The drives that are not given up.
-    fn staying(&self) -> BTreeSet<DriveId> {
-        self.drives.values().filter(|drive| !drive.is_given_up()).map(|drive| drive.id).collect()
+    /// Positions of a group at nodes that are not for the filesystem.
+    fn outside(&self, record: &FilesystemRecord, group: &PlacementGroup) -> usize {
+        let drives = group.members.iter().filter_map(|id| self.drives.get(id));
+        drives.filter(|drive| !record.may_use(drive.node)).count()
+    }
+
+    /// Number of groups of a filesystem that have data, or get some, at nodes that are not for it: what is moving away counts.
+    pub fn groups_elsewhere(&self, record: &FilesystemRecord) -> usize {
+        let is_left = |id: &DriveId| self.drives.get(id).is_some_and(|drive| !record.may_use(drive.node));
+        let leaves = |group: &&PlacementGroup| {
+            let mut sources = group.rebuilding.iter().map(|rebuilding| rebuilding.from);
+            self.outside(record, group) > 0 || sources.any(|from| is_left(&from))
+        };
+        self.groups_for(record).filter(leaves).count()
     }
 
     /// The groups of a filesystem that change until each drive has its share, as if all drives that are not given up were there.
@@ -77,7 +91,7 @@ impl Cluster {
                 plans.entry((profile, group.planned)).or_default().push(group.clone());
             }
         }
-        let (rule, slots) = (self.rule(record)?, self.slots(&self.staying()));
+        let (rule, slots) = (self.rule(record)?, self.slots_for(record, &self.staying()));
         Ok(plans.values().flat_map(|groups| balance_groups(groups, &slots, rule)).collect())
     }
 
@@ -97,6 +111,32 @@ impl Cluster {
 }
 
 impl Plan {
+    /// Sets the nodes whose drives a filesystem's data is for; none: all nodes. New data goes there at once, if drives that are up suffice;
+    /// stored data follows by balancing.
+    ///
+    /// # Errors
+    /// If the drives there are too few for the profile.
+    pub fn set_nodes(
+        &mut self,
+        record: FilesystemRecord,
+        nodes: BTreeSet<NodeId>,
+        seen: &Seen,
+        seed: u64,
+    ) -> Result<(), PlacementError> {
+        let mut record = FilesystemRecord { nodes, balancing: true, ..record };
+        let (now, profile) = (self.next(), record.profile);
+        let rule = now.rule(&record)?;
+        let up = now.usable_by(&record, &seen.up);
+        let has_some = now.groups_of(&record.groups).any(|group| now.outside(&record, group) == 0);
+        // While drives are away, groups may have to be narrower: then they are planned with the next choice.
+        if !has_some && rule.narrowed(profile, &now.slots_for(&record, &up)) == Some(profile) {
+            let groups = self.plan_groups(&up, (profile, rule), seed)?;
+            record.add_groups(profile, groups);
+        }
+        self.set_filesystem(record);
+        Ok(())
+    }
+
     /// Moves positions of a filesystem's groups, until each drive has its share of them, and the groups follow the strictest rule
     /// that the drives allow: at most `groups_max` groups with this plan. Stored data moves with them. The record notes which groups
     /// these are, and at the end that the filesystem is not being balanced any more.
@@ -381,5 +421,136 @@ mod tests {
         let mut plan = Plan::new(leaving);
         assert!(plan.abort_balance(record, &seen, |_| false) > 0);
         assert!(plan.next().groups.values().all(|group| !group.members.contains(&victim)));
+    }
+
+    /// The nodes with members of these groups.
+    fn nodes_of(cluster: &Cluster, groups: &[PgId]) -> BTreeSet<u32> {
+        let members = cluster.groups_of(groups).flat_map(|group| group.members.iter());
+        members.map(|id| cluster.drives[id].node.0).collect()
+    }
+
+    fn numbered(nodes: &[u32]) -> BTreeSet<NodeId> {
+        nodes.iter().copied().map(NodeId).collect()
+    }
+
+    /// The cluster after its filesystem was set to nodes, and everything has moved.
+    fn limited(now: &Cluster, nodes: &[u32]) -> Cluster {
+        let seen = seen_without(now, &[]);
+        let mut plan = Plan::new(now.clone());
+        plan.set_nodes(now.filesystems[&1].clone(), numbered(nodes), &seen, 5).unwrap();
+        let mut now = plan.into_next();
+        for _ in 0..100 {
+            let mut plan = Plan::new(now.clone());
+            let record = plan.next().filesystems[&1].clone();
+            match plan.balance(record, &seen, 20) {
+                Balancing::Moves { .. } => now = finished(&plan.into_next()).1,
+                Balancing::Done => return plan.into_next(),
+                Balancing::Waits => panic!("nothing to wait for"),
+            }
+        }
+        panic!("it does not end")
+    }
+
+    #[test]
+    fn a_filesystem_for_some_nodes_moves_there_and_new_data_goes_there_at_once() {
+        let before = cluster(&[2, 2, 2, 2, 2], "r3");
+        let first = before.nodes.keys().next().unwrap().0;
+        let wanted = [first, first + 1, first + 3];
+        let seen = seen_without(&before, &[]);
+        let mut plan = Plan::new(before.clone());
+        plan.set_nodes(before.filesystems[&1].clone(), numbered(&wanted), &seen, 5).unwrap();
+        let now = plan.next().clone();
+        assert!(now.groups_elsewhere(&now.filesystems[&1]) > 0, "stored data follows later");
+        let set = plan.write_set(now.filesystems[&1].clone(), &seen, crate::Patience::Left, 7).unwrap();
+        assert_eq!(nodes_of(plan.next(), &set.groups), wanted.into());
+        let after = limited(&before, &wanted);
+        let record = &after.filesystems[&1];
+        assert_eq!((after.groups_elsewhere(record), record.balancing), (0, false));
+        assert_eq!(nodes_of(&after, &record.groups), wanted.into());
+        // Every drive there has its share, and a node may be lost.
+        let shares: Vec<usize> = positions(&after, &before.filesystems[&1].groups);
+        let used: Vec<usize> = shares.into_iter().filter(|count| *count > 0).collect();
+        assert!(used.len() == 6 && used.iter().max().unwrap() - used.iter().min().unwrap() <= 1, "{used:?}");
+        assert_eq!(after.reads_survive(record, &seen, &BTreeSet::new(), FailureDomain::Node), 2);
+        // And back: it is everywhere again.
+        let again = limited(&after, &[]);
+        assert_eq!(nodes_of(&again, &again.filesystems[&1].groups).len(), 5);
+    }
+
+    #[test]
+    fn two_kinds_of_machines_as_zones_have_one_copy_each() {
+        let mut now = cluster(&[1, 1, 1, 1, 4, 4], "r2");
+        let kinds = ["compute", "compute", "compute", "compute", "storage", "storage"];
+        for (node, zone) in now.nodes.values_mut().zip(kinds) {
+            node.zone = zone.to_owned();
+        }
+        let zones = |members: &[DriveId], now: &Cluster| -> Vec<String> {
+            let mut zones: Vec<String> =
+                members.iter().map(|id| now.nodes[&now.drives[id].node].zone.clone()).collect();
+            zones.sort();
+            zones
+        };
+        let now = limited(&now, &[]);
+        assert!(now.groups.values().all(|group| zones(&group.members, &now) == ["compute", "storage"]));
+        // What one of them loses goes to others of its kind.
+        let mut plan = Plan::new(now.clone());
+        plan.give_up(DriveId(0), &seen_without(&now, &[0]));
+        let after = finished(&plan.into_next()).1;
+        assert!(after.groups.values().all(|group| zones(&group.members, &after) == ["compute", "storage"]));
+        assert!(after.groups.values().all(|group| !group.members.contains(&DriveId(0))));
+    }
+
+    #[test]
+    fn too_few_nodes_are_refused() {
+        let now = cluster(&[1, 1, 1, 1], "r3");
+        let first = now.nodes.keys().next().unwrap().0;
+        let mut plan = Plan::new(now.clone());
+        let nodes = numbered(&[first, first + 1]);
+        assert!(plan.set_nodes(now.filesystems[&1].clone(), nodes, &seen_without(&now, &[]), 1).is_err());
+        assert!(plan.is_empty());
+    }
+
+    #[test]
+    fn what_is_lost_at_nodes_of_a_filesystem_stays_at_its_nodes() {
+        let before = cluster(&[2, 2, 2, 2], "r2");
+        let first = before.nodes.keys().next().unwrap().0;
+        let now = limited(&before, &[first, first + 1, first + 2]);
+        let mut plan = Plan::new(now.clone());
+        plan.give_up(DriveId(0), &seen_without(&now, &[0]));
+        let after = finished(&plan.into_next()).1;
+        let record = &after.filesystems[&1];
+        assert!(!after.groups.values().any(|group| group.members.contains(&DriveId(0))));
+        assert_eq!(after.groups_elsewhere(record), 0);
+        // A drive elsewhere is none of its business, added or lost.
+        let groups = record.groups.len();
+        let mut plan = Plan::new(after.clone());
+        let added = plan.next_drive();
+        plan.add_drive(drive(added.0, first + 3), &seen_without(&after, &[0]), 3).unwrap();
+        assert_eq!(plan.next().filesystems[&1].groups.len(), groups);
+        let away = seen_without(plan.next(), &[0, 6, 7]);
+        assert!(matches!(
+            plan.balance(balancing(&after), &away, 9),
+            Balancing::Moves { .. } | Balancing::Done
+        ));
+        // Its last two nodes cannot be emptied both.
+        let two = limited(&before, &[first, first + 1]);
+        let seen = seen_without(&two, &[]);
+        assert!(two.bound_to(NodeId(first), &seen) > 0);
+        assert_eq!(two.bound_to(NodeId(first + 3), &seen), 0);
+        assert_eq!(before.bound_to(NodeId(first), &seen), 0, "without the limit it could");
+    }
+
+    #[test]
+    fn spare_space_of_a_filesystem_is_at_its_nodes() {
+        let mut now = cluster(&[1, 1, 1, 4], "r2");
+        let first = now.nodes.keys().next().unwrap().0;
+        now.record.spare.domains = 1;
+        let spare = |now: &Cluster| now.spare(&now.filesystems[&1]);
+        assert_eq!(spare(&now).unwrap().unwrap().left_bytes, 4000);
+        let two = limited(&now, &[first, first + 1]);
+        assert!(spare(&two).is_err(), "nothing that was lost finds another place");
+        let three = limited(&now, &[first, first + 1, first + 2]);
+        let spare = spare(&three).unwrap().unwrap();
+        assert_eq!((spare.all_bytes, spare.left_bytes, spare.used_bytes), (3000, 1000, 0));
     }
 }

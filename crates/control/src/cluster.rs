@@ -15,6 +15,8 @@ use crate::{
 
 /// Groups per position when each group has all drives.
 const ORDERS: u32 = 8;
+/// The nodes that may own ledgers, or run a member of an engine.
+pub const SEATS: usize = 3;
 /// Attempts to decide anew after another change came first.
 const ATTEMPTS: u32 = 5;
 
@@ -131,13 +133,41 @@ impl Cluster {
         known.map(|drive| drive.slot(places[&drive.id])).collect()
     }
 
+    /// Weight and place of those of these drives that a filesystem may use.
+    pub(crate) fn slots_for(&self, record: &FilesystemRecord, drives: &BTreeSet<DriveId>) -> Vec<DriveSlot> {
+        self.slots(&self.usable_by(record, drives))
+    }
+
+    /// Those of these drives that are at nodes of a filesystem.
+    pub fn usable_by(&self, record: &FilesystemRecord, drives: &BTreeSet<DriveId>) -> BTreeSet<DriveId> {
+        let known = drives.iter().filter_map(|id| self.drives.get(id));
+        known.filter(|drive| record.may_use(drive.node)).map(|drive| drive.id).collect()
+    }
+
+    /// The nodes that run a member of an engine of Forebay's own: the first ones. Witnesses come after all others.
+    pub fn seats(&self) -> Vec<NodeId> {
+        let (witnesses, others): (Vec<&NodeRecord>, Vec<&NodeRecord>) =
+            self.nodes.values().partition(|node| node.witness);
+        others.into_iter().chain(witnesses).map(|node| node.id).take(SEATS).collect()
+    }
+
+    /// Whether a node may own ledgers.
+    pub fn may_own(&self, node: NodeId) -> bool {
+        let is_witness = self.nodes.get(&node).is_none_or(|node| node.witness);
+        !is_witness && self.seats().contains(&node)
+    }
+
+    /// The drives that are not given up.
+    pub(crate) fn staying(&self) -> BTreeSet<DriveId> {
+        self.drives.values().filter(|drive| !drive.is_given_up()).map(|drive| drive.id).collect()
+    }
+
     /// The rule by which the shards of a filesystem are spread.
     ///
     /// # Errors
     /// If the drives that are not given up are too few for it.
     pub(crate) fn rule(&self, record: &FilesystemRecord) -> Result<Spread, PlacementError> {
-        let staying = self.drives.values().filter(|drive| !drive.is_given_up()).map(|drive| drive.id);
-        let slots = self.slots(&staying.collect());
+        let slots = self.slots_for(record, &self.staying());
         match record.level {
             Some(level) => Spread::choose(&slots, record.profile, level),
             None => Spread::automatic(&slots, record.profile),
@@ -148,6 +178,14 @@ impl Cluster {
     pub(crate) fn rule_or_last(&self, record: &FilesystemRecord) -> Spread {
         let last = || self.groups_of(&record.groups).map(|group| group.spread).last();
         self.rule(record).ok().or_else(last).unwrap_or_default()
+    }
+
+    /// All groups of a filesystem, those of other profiles too.
+    pub(crate) fn groups_for<'a>(
+        &'a self,
+        record: &'a FilesystemRecord,
+    ) -> impl Iterator<Item = &'a PlacementGroup> {
+        record.all_sets().flat_map(|(_, groups)| self.groups_of(groups))
     }
 
     /// The groups of a list that there are.
@@ -421,6 +459,13 @@ impl DriveRecord {
     /// Whether others take over the drive's positions.
     pub fn is_given_up(&self) -> bool {
         matches!(self.state, DriveState::Out | DriveState::Leaving)
+    }
+}
+
+impl FilesystemRecord {
+    /// Whether data of the filesystem may go to drives of a node.
+    pub fn may_use(&self, node: NodeId) -> bool {
+        self.nodes.is_empty() || self.nodes.contains(&node)
     }
 }
 

@@ -41,6 +41,9 @@ pub struct TokenRecord {
     /// It is for clients, which may do this; `None`: for nodes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub client: Option<ClientRights>,
+    /// It is for witnesses, which run a member of an engine and nothing else.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub witness: bool,
 }
 
 /// A token, as an operator carries it to a new node.
@@ -57,8 +60,11 @@ pub struct Token {
     /// Nodes that let others join: `host:port`.
     pub addresses: Vec<String>,
     /// It is for clients, not for nodes.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    #[serde(default)]
     pub is_for_clients: bool,
+    /// It is for witnesses.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_for_witnesses: bool,
 }
 
 /// A text that is no token.
@@ -93,7 +99,7 @@ impl FromStr for Token {
 impl TokenRecord {
     /// The record of a token with this secret.
     pub fn new(id: u32, secret: &[u8], expires_s: i64, uses_left: u32, created_ns: i64) -> Self {
-        Self { id, hash: hash(secret), expires_s, uses_left, created_ns, client: None }
+        Self { id, hash: hash(secret), expires_s, uses_left, created_ns, client: None, witness: false }
     }
 }
 
@@ -242,9 +248,11 @@ impl Plan {
         if self.next().nodes.len() >= NODES_MAX {
             return Err(JoinError::Full);
         }
+        let witness = token.witness;
         self.use_token(token, now_s)?;
         let id = self.next_node();
         self.set_node(NodeRecord {
+            witness,
             zone: new.zone.clone(),
             rack: new.rack.clone(),
             addresses: new.addresses.clone(),

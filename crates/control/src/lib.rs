@@ -31,7 +31,7 @@ pub use backups::{BackupPlace, BackupRecord, BackupsRecord, BegunRecord};
 pub use balancing::{BalanceForecast, BalanceWait, Balancing};
 pub use change::ControlChange;
 pub use clients::{ClientRecord, ClientRights};
-pub use cluster::{Cluster, Plan};
+pub use cluster::{Cluster, Plan, SEATS};
 pub use filesystem_groups::FilesystemGroupRecord;
 pub use follower::Follower;
 pub use former::FormerMount;

@@ -1,8 +1,8 @@
 //! Drives that come, go and return, and the positions in placement groups that follow.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use base::{DriveId, NodeId};
+use base::{DriveId, NodeId, PgId};
 use layout::{DriveState, PlacementError, PlacementGroup, Rebuilding, replace_members, return_members};
 
 use crate::protection::{Owed, Seen};
@@ -20,9 +20,28 @@ pub struct Finished {
 impl Cluster {
     /// The groups after others have taken over the positions of drives that go. Positions for which there is no other drive stay.
     fn replaced(&self, gone: &BTreeSet<DriveId>, seen: &Seen) -> Vec<PlacementGroup> {
-        let spare = self.slots(&seen.up.difference(gone).copied().collect());
-        let groups: Vec<PlacementGroup> = self.groups.values().cloned().collect();
-        replace_members(&groups, gone, &spare, &self.places())
+        let spare: BTreeSet<DriveId> = seen.up.difference(gone).copied().collect();
+        let places = self.places();
+        // Filesystems for the same nodes share what is left.
+        let limited = self.filesystems.values().filter(|record| !record.nodes.is_empty());
+        let mut of_group: HashMap<PgId, &FilesystemRecord> = HashMap::new();
+        for record in limited {
+            // A group without data may lie anywhere: those of former profiles may not fit at the nodes of the filesystem.
+            let with_data = self.groups_for(record).filter(|group| !seen.unused.contains(&group.id));
+            of_group.extend(with_data.map(|group| (group.id, record)));
+        }
+        let everywhere = BTreeSet::new();
+        let mut shares: BTreeMap<&BTreeSet<NodeId>, Vec<PlacementGroup>> = BTreeMap::new();
+        for group in self.groups.values() {
+            let nodes = of_group.get(&group.id).map_or(&everywhere, |record| &record.nodes);
+            shares.entry(nodes).or_default().push(group.clone());
+        }
+        let replaced = shares.into_iter().flat_map(|(nodes, groups)| {
+            let at = |id: &&DriveId| nodes.is_empty() || nodes.contains(&self.drives[*id].node);
+            let spare = self.slots(&spare.iter().filter(at).copied().collect());
+            replace_members(&groups, gone, &spare, &places)
+        });
+        replaced.collect()
     }
 
     /// Whether others could take over a position of this drive, or have taken over all of them.
@@ -74,10 +93,12 @@ impl Plan {
     /// Adds a drive. New groups over all drives that are up use it for new data; stored data is not moved.
     pub fn add_drive(&mut self, drive: DriveRecord, seen: &Seen, seed: u64) -> Result<(), PlacementError> {
         let up: BTreeSet<DriveId> = seen.up.iter().copied().chain([drive.id]).collect();
+        let node = drive.node;
         self.set_drive(drive);
-        let slots = self.next().slots(&up);
-        let records: Vec<_> = self.next().filesystems.values().cloned().collect();
-        for mut record in records {
+        let records = self.next().filesystems.values().filter(|record| record.may_use(node));
+        for mut record in records.cloned().collect::<Vec<_>>() {
+            let up = self.next().usable_by(&record, &up);
+            let slots = self.next().slots_for(&record, &up);
             let rule = self.next().rule_or_last(&record);
             if rule.narrowed(record.profile, &slots) != Some(record.profile) {
                 continue;

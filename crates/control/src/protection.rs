@@ -129,7 +129,7 @@ impl Cluster {
         level: FailureDomain,
     ) -> Option<u32> {
         let rule = self.rule_or_last(record);
-        let planned = writes_survive(rule, record.profile, &self.slots(&seen.up), level);
+        let planned = writes_survive(rule, record.profile, &self.slots_for(record, &seen.up), level);
         let sets = record.all_sets();
         let groups =
             sets.flat_map(|(profile, groups)| self.groups_of(groups).map(move |group| (group, profile)));

@@ -133,6 +133,9 @@ pub struct NodeRecord {
     /// The drives that are emptied, because the whole node is.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub draining: BTreeSet<DriveId>,
+    /// It runs a member of an engine and nothing else.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub witness: bool,
 }
 
 impl NodeRecord {
@@ -156,6 +159,7 @@ impl NodeRecord {
             certified_s: None,
             maintenance_until_s: None,
             draining: BTreeSet::new(),
+            witness: false,
         }
     }
 }
@@ -249,6 +253,9 @@ pub struct FilesystemRecord {
     /// Whether new data goes near to where it is written, as far as possible.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub writes_near: bool,
+    /// The nodes whose drives its data is for; empty: all nodes. A node that was removed stays in the list, so that it never means all.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub nodes: BTreeSet<NodeId>,
     /// Whether stored data is being moved until every drive has its share.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub balancing: bool,
@@ -280,6 +287,7 @@ impl FilesystemRecord {
             provisioned_bytes: None,
             ssd_bytes: None,
             writes_near: false,
+            nodes: BTreeSet::new(),
             balancing: false,
             moved: Vec::new(),
             tier: None,

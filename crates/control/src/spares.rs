@@ -90,10 +90,13 @@ impl Cluster {
         }
         let rule = self.rule_or_last(record);
         let level = asked.level.unwrap_or(rule.level);
-        let staying = self.drives.values().filter(|drive| !drive.is_given_up()).map(|drive| drive.id);
-        let slots = self.slots(&staying.collect());
-        let all_bytes = self.capacity_bytes();
-        let used_bytes = asked.whole_bytes.saturating_sub(all_bytes);
+        let slots = self.slots_for(record, &self.staying());
+        let all_bytes = slots.iter().map(|slot| slot.weight_bytes).sum();
+        // What was lost at other nodes than those of the filesystem uses nothing of its space.
+        let given_up = self.drives.values().filter(|drive| drive.is_given_up() && record.may_use(drive.node));
+        let gone_bytes: u64 = given_up.map(|drive| drive.capacity_bytes).sum();
+        let gone_bytes = if record.nodes.is_empty() { u64::MAX } else { gone_bytes };
+        let used_bytes = asked.whole_bytes.saturating_sub(self.capacity_bytes()).min(gone_bytes);
         let domains = Domains::of(&slots, level, rule);
         let largest: u64 = domains.largest(asked.domains).sum();
         let left_bytes = largest.saturating_sub(used_bytes);

@@ -90,7 +90,7 @@ fn choose_groups(
 impl Cluster {
     /// The profile of new extents of a filesystem while only these drives are up. `None` if not even the narrowest one fits.
     pub fn write_profile(&self, record: &FilesystemRecord, up: &BTreeSet<DriveId>) -> Option<Profile> {
-        self.rule_or_last(record).narrowed(record.profile, &self.slots(up))
+        self.rule_or_last(record).narrowed(record.profile, &self.slots_for(record, up))
     }
 }
 
@@ -112,6 +112,8 @@ impl Plan {
             true => &steady,
             false => &seen.up,
         };
+        // A drive at another node is as good as one that is away: groups with it are used only where there is nothing better.
+        let up = &self.next().usable_by(&record, up);
         match choose_groups(&record, self.next(), up, patience) {
             Choice::Use(set) => Ok(set),
             Choice::Plan(profile) => {
@@ -132,7 +134,8 @@ impl Plan {
         seed: u64,
     ) -> Result<(), PlacementError> {
         let rule = self.next().rule(&record)?;
-        let groups = self.plan_groups(up, (record.profile, rule), seed)?;
+        let up = self.next().usable_by(&record, up);
+        let groups = self.plan_groups(&up, (record.profile, rule), seed)?;
         self.set_filesystem(FilesystemRecord { groups, ..record });
         Ok(())
     }
@@ -148,8 +151,11 @@ impl Plan {
         record.set_profile(profile);
         let rule = self.next().rule(&record)?;
         // While drives are away, groups may have to be narrower: then they are planned with the next choice.
-        if record.groups.is_empty() && rule.narrowed(profile, &self.next().slots(up)) == Some(profile) {
-            record.groups = self.plan_groups(up, (profile, rule), seed)?;
+        let up = self.next().usable_by(&record, up);
+        if record.groups.is_empty()
+            && rule.narrowed(profile, &self.next().slots_for(&record, &up)) == Some(profile)
+        {
+            record.groups = self.plan_groups(&up, (profile, rule), seed)?;
         }
         self.set_filesystem(record);
         Ok(())

@@ -72,6 +72,9 @@ pub(crate) struct Membership {
     /// The number of the member of an engine on this node that the logs have left. It ends once an owner at the new place is heard.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) leaves_engine: Option<u64>,
+    /// It is a witness: it runs a member of an engine and nothing else.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) witness: bool,
 }
 
 /// The largest number of engines in [`Membership::left`].

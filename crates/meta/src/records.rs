@@ -9,10 +9,12 @@ mod ownership;
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::sync::{Arc, MutexGuard};
+use std::time::Duration;
 
 use base::env::Env;
 use base::{Epoch, LedgerId, Lineage, Seq};
 use tokio::sync::{Mutex, watch};
+use tokio::time::Instant;
 
 use crate::batch::Batch;
 use crate::history::History;
@@ -26,6 +28,10 @@ use ownership::Ownership;
 /// Keys with their new values; `None` removes.
 pub type Changes = Vec<(Vec<u8>, Option<Vec<u8>>)>;
 
+/// How long a log of several servers may give no answer before a change fails: longer than they need to elect a leader.
+const PATIENCE: Duration = Duration::from_secs(6);
+/// Pause between two attempts.
+const PAUSE: Duration = Duration::from_millis(200);
 /// Most bytes of changes that are kept for readers elsewhere.
 const RECENT_BYTES_MAX: usize = 8 << 20;
 
@@ -111,6 +117,8 @@ struct End {
     seq: Seq,
     /// A change that has begun and is not in force. It comes before any other, or a restart decides on it.
     late: Option<Late>,
+    /// Since when the log gives no answer.
+    silent_since: Option<Instant>,
 }
 
 /// How far a change came.
@@ -138,7 +146,7 @@ impl Records {
             log,
             state,
             sealed,
-            end: Mutex::new(End { seq: tail, late: None }),
+            end: Mutex::new(End { seq: tail, late: None, silent_since: None }),
             history: std::sync::Mutex::new(history),
             recent: std::sync::Mutex::new(Recent { before: tail, ..Recent::default() }),
             newest: watch::Sender::new(tail),
@@ -153,7 +161,7 @@ impl Records {
             state,
             sealed: Sealed { epoch: Epoch(u64::MAX), nonce: NOBODY },
             ownership: None,
-            end: Mutex::new(End { seq: Seq(0), late: None }),
+            end: Mutex::new(End { seq: Seq(0), late: None, silent_since: None }),
             history: std::sync::Mutex::default(),
             recent: std::sync::Mutex::default(),
             newest: watch::Sender::new(Seq(0)),
@@ -239,8 +247,25 @@ impl Records {
         self.store(end).map_err(RecordsError::Store)
     }
 
-    /// Appends the late change as the next batch, unless it is in the log.
+    /// Appends the late change as the next batch, unless it is in the log. An engine of several servers gives no answer while these
+    /// elect a leader, so it is asked for some time.
     async fn append(&self, end: &mut End) -> Result<(), AppendError> {
+        loop {
+            let appended = self.append_once(end).await;
+            if !matches!(appended, Err(AppendError::Unknown(_))) {
+                end.silent_since = None;
+                return appended;
+            }
+            // Not for each of those that wait for their turn.
+            let silent_since = *end.silent_since.get_or_insert_with(Instant::now);
+            if self.log.caps().lease.is_none() || silent_since.elapsed() >= PATIENCE {
+                return appended;
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    async fn append_once(&self, end: &mut End) -> Result<(), AppendError> {
         let Some(Late::Unknown(batch)) = &end.late else { return Ok(()) };
         let next = Seq(end.seq.0 + 1);
         let appended = append_settled(&*self.log, self.sealed, next, &batch.encode()).await;

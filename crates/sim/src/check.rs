@@ -292,6 +292,9 @@ fn check_shards(
                 continue;
             }
             let Some(entries) = inventory.get(&drive).filter(|_| !hurt.contains(&drive.0)) else { continue };
+            if !cluster.may_use(drive) && !world.is_faulty() {
+                wrong.push(format!("shard {shard} of extent {id} is on drive {drive} of a node that is not for the filesystem"));
+            }
             if !entries.contains_key(&(*id, shard)) && !tables.owed.contains(&(drive, *id)) {
                 wrong.push(format!("I4: shard {shard} of extent {id} is neither on drive {drive} nor owed"));
             }

@@ -123,6 +123,7 @@ impl Cluster {
             profile: set.profile,
             limits: Limits::default(),
             near: Default::default(),
+            nodes: record.nodes.clone(),
         }
     }
 
@@ -133,6 +134,33 @@ impl Cluster {
     /// The drive that comes later, in a node of its own.
     fn newcomer(&self, scenario: &Scenario) -> DriveRecord {
         drive_record(scenario.drives, NodeId(scenario.drives))
+    }
+
+    /// Whether the filesystem may use the drive that comes later.
+    fn may_use_newcomer(&self, scenario: &Scenario) -> bool {
+        self.filesystem().may_use(NodeId(scenario.drives))
+    }
+
+    /// Whether data of the filesystem may be on a drive.
+    pub(crate) fn may_use(&self, id: DriveId) -> bool {
+        self.filesystem().may_use(self.node_of(id))
+    }
+
+    /// The drives to which new data of the filesystem may go.
+    fn usable_up(&self) -> BTreeSet<DriveId> {
+        self.now.usable_by(self.filesystem(), &self.seen().up)
+    }
+
+    /// The nodes for which the filesystem may be next: all but one, or all if some are left out now.
+    fn other_nodes(&self, dice: &Dice) -> BTreeSet<NodeId> {
+        if !self.filesystem().nodes.is_empty() {
+            return BTreeSet::new();
+        }
+        let staying = self.now.drives.values().filter(|drive| !drive.is_given_up());
+        let mut nodes: BTreeSet<NodeId> = staying.map(|drive| drive.node).collect();
+        let all: Vec<NodeId> = nodes.iter().copied().collect();
+        nodes.remove(dice.of(&all));
+        nodes
     }
 
     /// Whether writes go on, perhaps narrower, without a drive.
@@ -403,6 +431,7 @@ enum Change {
     Grow,
     Replace,
     Balance,
+    Limit,
     KeepAfterAll,
 }
 
@@ -420,6 +449,7 @@ pub(crate) async fn change(world: &World, node: &Node, boot: u64) {
         (scenario.grows, Change::Grow),
         (scenario.grows && scenario.loses, Change::Replace),
         (scenario.grows || scenario.loses, Change::Balance),
+        (scenario.limits, Change::Limit),
     ];
     let enabled: Vec<Change> =
         all.iter().filter(|(enabled, _)| *enabled).map(|(_, change)| *change).collect();
@@ -463,7 +493,7 @@ async fn change_once(world: &World, node: &Node, dice: &Dice, change: Change) {
             node.publish(world).await;
         }
         Change::Convert => {
-            let up = world.cluster().seen().up;
+            let up = world.cluster().usable_up();
             let left = up.len() as u8;
             let all = ["r2", "r3", "2+1", "4+2"].map(|text| text.parse::<Profile>());
             let fit: Vec<Profile> = all.into_iter().flatten().filter(|next| next.n() <= left).collect();
@@ -480,7 +510,9 @@ async fn change_once(world: &World, node: &Node, dice: &Dice, change: Change) {
         }
         Change::MoveFile => store::move_file(&node.clients[0], dice).await,
         Change::Detach => node.detach(world).await,
-        Change::Grow | Change::Replace | Change::Balance => place_anew(world, node, dice, change).await,
+        Change::Grow | Change::Replace | Change::Balance | Change::Limit => {
+            place_anew(world, node, dice, change).await;
+        }
         Change::KeepAfterAll => {
             cancel_drain(world, node).await;
         }
@@ -527,7 +559,7 @@ async fn place_anew(world: &World, node: &Node, dice: &Dice, change: Change) {
                 balance(world, node, dice).await;
             }
         }
-        Change::Replace if is_new && is_up => {
+        Change::Replace if is_new && is_up && world.cluster().may_use_newcomer(&world.scenario) => {
             world.trace.event(format_args!("drive {newcomer} replaces drive {victim}"));
             let mut seen = world.cluster().seen();
             if dice.once_in(2) {
@@ -538,8 +570,52 @@ async fn place_anew(world: &World, node: &Node, dice: &Dice, change: Change) {
             node.publish(world).await;
         }
         Change::Balance => balance(world, node, dice).await,
+        Change::Limit => limit(world, node, dice).await,
         _ => {}
     }
+}
+
+/// The filesystem is for all nodes but one from now on, if the others suffice, or for all again.
+async fn limit(world: &World, node: &Node, dice: &Dice) {
+    let nodes = world.cluster().other_nodes(dice);
+    let seen = world.cluster().seen();
+    let seed = dice.below(u64::MAX);
+    let decide = |plan: &mut Plan| {
+        let record = plan.next().filesystems.get(&FILESYSTEM).expect("the first boot made it").clone();
+        plan.set_nodes(record, nodes.clone(), &seen, seed)
+    };
+    if node.control.plan(world, decide).await.is_ok() {
+        world.trace.event(format_args!("the filesystem is for nodes {nodes:?}"));
+        node.publish(world).await;
+        balance(world, node, dice).await;
+    }
+}
+
+/// Goes on to move data to the nodes that are for the filesystem. Returns whether something is left to do.
+pub(crate) async fn move_home(world: &World, node: &Node) -> bool {
+    let seen = world.cluster().seen();
+    let decide = |plan: &mut Plan| {
+        let record = plan.next().filesystems.get(&FILESYSTEM).expect("the first boot made it").clone();
+        plan.balance(FilesystemRecord { balancing: true, ..record }, &seen, usize::MAX)
+    };
+    if world.cluster().filesystem().nodes.is_empty()
+        || node.control.plan(world, decide).await == Balancing::Done
+    {
+        return false;
+    }
+    node.publish(world).await;
+    true
+}
+
+/// What is left at nodes that are not for the filesystem.
+pub(crate) fn left_elsewhere(world: &World) -> Option<String> {
+    let cluster = world.cluster();
+    // Groups of former profiles may not fit there. They have no data by then.
+    let record = FilesystemRecord { sets: Vec::new(), ..cluster.filesystem().clone() };
+    let groups = cluster.now.groups_elsewhere(&record);
+    (groups > 0).then(|| {
+        format!("{groups} groups have data at nodes that are not for the filesystem: {:?}", record.nodes)
+    })
 }
 
 /// Data moves to its share. In half of the cases that is aborted soon, and what is moving goes back.

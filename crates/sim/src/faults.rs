@@ -3,7 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::node::{Drives, drive_path, log_dir};
+use base::DriveId;
+use layout::DriveState;
+use wire::drive::{DriveService, ShardKey};
+
+use crate::disks::SimDrive;
+use crate::node::{Drives, LEDGER, drive_path, log_dir};
 use crate::world::World;
 
 /// Injects faults at random times, until it is aborted. At most one drive at a time is away or damaged.
@@ -14,7 +19,7 @@ pub(crate) async fn inject(world: Arc<World>, drives: Drives, boot: u64) {
     loop {
         tokio::time::sleep(Duration::from_millis(20 + dice.below(3000))).await;
         let number = dice.below(u64::from(scenario.drives)) as u32;
-        match dice.below(4) {
+        match dice.below(5) {
             0 if scenario.drives_die => {
                 let Some(drive) = drives.get(&victim) else { continue };
                 drive.set_dead(true);
@@ -36,8 +41,21 @@ pub(crate) async fn inject(world: Arc<World>, drives: Drives, boot: u64) {
                     fail_log_copy(&world, dice.below(3));
                 }
             }
+            4 if scenario.forgets && world.cluster().state(DriveId(victim)) == DriveState::Up => {
+                let Some(drive) = drives.get(&victim) else { continue };
+                forget_shard(&world, drive, dice.below(u64::MAX)).await;
+            }
             _ => {}
         }
+    }
+}
+
+/// Makes a drive lose one of its shards.
+async fn forget_shard(world: &World, drive: &SimDrive, random: u64) {
+    let all = drive.list(Some(ShardKey::first_of(LEDGER)), usize::MAX).await.unwrap_or_default();
+    if let Some(entry) = all.get((random % all.len().max(1) as u64) as usize) {
+        world.trace.event(format_args!("{:?} is lost without notice", entry.key));
+        let _ = drive.delete(vec![entry.key].into()).await;
     }
 }
 

@@ -16,7 +16,7 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 use upkeep::{
     DamageKeeper, OrphanCollector, OrphanOptions, OtherNodes, Pace, PackOptions, Packer, Reclaimer,
-    RepairStat, Repairer, ScrubTargets, Scrubber,
+    RepairStat, Repairer, ScrubTargets, Scrubber, Verifier, VerifyOptions,
 };
 use wire::drive::DriveService;
 
@@ -40,6 +40,9 @@ const PACKING: PackOptions = PackOptions {
 const ORPHANS: OrphanOptions =
     OrphanOptions { settle: Duration::from_secs(3), pause: Duration::from_millis(1500) };
 
+const VERIFYING: VerifyOptions =
+    VerifyOptions { begin: Duration::from_secs(2), pause: Duration::from_secs(5) };
+
 /// Interval at which the node acts on the state of the drives.
 const TEND_EVERY: Duration = Duration::from_millis(900);
 
@@ -58,6 +61,7 @@ pub(crate) struct Node {
     damage: DamageKeeper,
     packer: Option<Packer>,
     orphans: OrphanCollector,
+    verifier: Option<Verifier>,
     scrubber: Scrubber,
     tier: tokio::sync::Mutex<Tier>,
     pace: Arc<Pace>,
@@ -224,6 +228,8 @@ impl Node {
         let packer = world.scenario.packs.then(start_packer);
         let damage = DamageKeeper::start(env(), client.clone(), pace.clone(), &runtime);
         let orphans = OrphanCollector::start(env(), client.clone(), pace.clone(), ORPHANS, &runtime);
+        let start_verifier = || Verifier::start(env(), client.clone(), pace.clone(), VERIFYING, &runtime);
+        let verifier = world.scenario.verifies.then(start_verifier);
         let (scrubbed, targets) = watch::channel(scrub_targets(&drives, client));
         let scrubber = Scrubber::start(env(), [], targets, pace.clone(), &runtime);
         tier.start(&clients[0], helpers.clone(), &pace);
@@ -243,6 +249,7 @@ impl Node {
             damage,
             packer,
             orphans,
+            verifier,
             scrubber,
             tier: tokio::sync::Mutex::new(tier),
             pace,
@@ -362,6 +369,22 @@ impl Node {
         (left > 0).then(|| format!("{left} bytes lie in extents of another shape"))
     }
 
+    /// Verifies all shards until none is missing. Returns what is wrong.
+    pub(crate) async fn verify(&self, world: &World, (rest, times): (Duration, u32)) -> Option<String> {
+        let verifier = self.verifier.as_ref()?;
+        for _ in 0..times {
+            let number = verifier.verify_now();
+            self.rest(world, rest).await;
+            let last = verifier.stat().last.filter(|last| last.number >= number);
+            if last.is_some_and(|last| last.total().missing == 0) {
+                let found = verifier.stat().found;
+                let is_wrong = found > 0 && !world.scenario.forgets && !world.is_faulty();
+                return is_wrong.then(|| format!("{found} shards are said to be missing, and none was lost"));
+            }
+        }
+        Some(format!("verification does not end: {:?}", verifier.stat()))
+    }
+
     /// Stops the packer, so that the node can come to rest.
     pub(crate) async fn stop_packing(&mut self) {
         if let Some(packer) = self.packer.take() {
@@ -380,6 +403,9 @@ impl Node {
         self.scrubber.stop().await;
         self.damage.stop().await;
         self.orphans.stop().await;
+        if let Some(verifier) = self.verifier.take() {
+            verifier.stop().await;
+        }
         self.repairer.stop().await;
         self.reclaimer.stop().await;
         let dead = world.promises().dead_clients.clone();

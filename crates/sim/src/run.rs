@@ -272,6 +272,17 @@ async fn come_to_rest(world: &Arc<World>, mut node: Node) -> Ended {
     if let Some(what) = unfinished.filter(|_| !world.is_faulty()) {
         return Ended::Wrong(what);
     }
+    for _ in 0..RESTS_MAX {
+        if cluster::move_home(world, &node).await {
+            node.rest(world, REST).await;
+        }
+    }
+    if let Some(what) = cluster::left_elsewhere(world).filter(|_| !world.is_faulty()) {
+        return Ended::Wrong(what);
+    }
+    if let Some(what) = node.verify(world, (REST, RESTS_MAX)).await.filter(|_| !world.is_faulty()) {
+        return Ended::Wrong(what);
+    }
     node.stop_packing().await;
     if world.scenario.detaches {
         node.detach(world).await;

@@ -76,6 +76,12 @@ pub struct Scenario {
     pub node_drives: u32,
     /// New data goes near to where it is written.
     pub local: bool,
+    /// The filesystem is for some of the nodes for a while.
+    pub limits: bool,
+    /// All shards are compared with the ledger every few seconds.
+    pub verifies: bool,
+    /// A drive loses shards and does not notice.
+    pub forgets: bool,
     /// There is one drive more, which is added at some time, or replaces the drive that is lost.
     pub grows: bool,
     /// Clients other than the first restore shards on the drives of their nodes, so that the first need not.
@@ -131,12 +137,17 @@ impl Scenario {
             node_drives: *dice.of(&[1, 2, 2]),
             grows: dice.once_in(3) && !fills,
             local: dice.once_in(3),
+            limits: dice.once_in(3) && !fills,
+            verifies: dice.once_in(2),
+            forgets: dice.once_in(2) && profile.m() > 0 && !fills,
             helps: true,
             link_bytes_per_s: None,
         };
         // At most one drive may lack shards at a time.
         scenario.copies_return &= profile.m() > 0
             && !(drives_die || scenario.bits_flip || scenario.syncs_fail || scenario.loses || fills);
+        scenario.forgets &= scenario.verifies
+            && !(drives_die || scenario.bits_flip || scenario.syncs_fail || scenario.copies_return);
         scenario.narrows &= !fills && profile.narrowed(scenario.drives - 1).is_some();
         // Extents that need another shape get it from the packer.
         scenario.packs |= scenario.narrows || scenario.converts;
@@ -186,6 +197,9 @@ impl Scenario {
             grows: false,
             helps,
             local: false,
+            limits: false,
+            verifies: false,
+            forgets: false,
             link_bytes_per_s: Some(link_bytes_per_s),
         }
     }

@@ -3,7 +3,7 @@
 //! [`Reclaimer`] returns the space of removed files. [`Repairer`] stores the shards that commits went ahead without,
 //! and rebuilds the shards of lost drives on others. [`Scrubber`] looks for damage, [`DamageKeeper`] finds the files
 //! that it destroyed. [`Packer`] gathers small pieces into full extents, [`OrphanCollector`] deletes extents that
-//! nothing refers to, [`Tiering`] moves aged extents to an object store. [`Pace`] limits how fast they move data.
+//! nothing refers to, [`Verifier`] finds shards that drives should have and do not, [`Tiering`] moves aged extents to an object store. [`Pace`] limits how fast they move data.
 //! [`S3Store`] is such a store.
 
 mod bucket;
@@ -19,6 +19,7 @@ mod scrub;
 mod store;
 mod task;
 mod tiering;
+mod verify;
 
 pub use damage::{DamageKeeper, DamageStat, LostFile};
 pub use forecast::Ages;
@@ -31,3 +32,4 @@ pub use repair::{RepairStat, Repairer};
 pub use scrub::{ScrubMark, ScrubStat, ScrubTargets, Scrubber};
 pub use store::{S3Store, StoreSettings, StoreSettingsError};
 pub use tiering::{GivesWay, Steady, TierOptions, Tiering, TieringStat};
+pub use verify::{Sweep, Verifier, VerifyOptions, VerifyStat};

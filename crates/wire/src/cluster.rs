@@ -111,6 +111,9 @@ pub struct Joined {
     /// The key of the cluster's authority (PEM), if the node may come to own the ledgers; else empty.
     #[serde(default)]
     pub authority_key: String,
+    /// It is a witness: it runs a member of an engine and nothing else, and gets no keys.
+    #[serde(default)]
+    pub witness: bool,
 }
 
 /// Where others reach a node.

@@ -1,5 +1,7 @@
 //! What a client in another process must know to use a filesystem: its ledger, its drives and groups, and its object store.
 
+use std::collections::BTreeSet;
+
 use base::{ClusterId, DriveId, Epoch, FsError, Ino, LedgerId, NodeId, PgId};
 use bytes::Bytes;
 use layout::{ClusterMap, Place, Profile};
@@ -139,6 +141,9 @@ pub struct FilesystemView {
     /// The place of each node.
     #[serde(default)]
     pub places: Vec<Place>,
+    /// The nodes whose drives its data is for; empty: all nodes.
+    #[serde(default)]
+    pub for_nodes: BTreeSet<NodeId>,
 }
 
 /// Tells clients of filesystems.

@@ -515,6 +515,7 @@ impl World {
             narrow: Vec::new(),
             limits: Limits::default(),
             near: Default::default(),
+            nodes: Default::default(),
         }));
         let (owner, peers) = (Arc::new(owner), Peers::default());
         Self { sim, owner, drives, profile, topology, publish, peers, log, state }

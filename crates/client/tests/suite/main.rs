@@ -19,3 +19,4 @@ mod socket;
 mod takeover;
 mod tier;
 mod times;
+mod verify;

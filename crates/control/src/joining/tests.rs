@@ -1,3 +1,4 @@
+use base::NodeId;
 use base::env::Env;
 use bytes::Bytes;
 
@@ -109,6 +110,37 @@ fn bad_wishes_change_nothing() {
 }
 
 #[test]
+fn a_token_for_witnesses_makes_witnesses_which_have_the_last_seats() {
+    let mut plan = plan(9);
+    let join = |plan: &mut Plan, name: &str| plan.join(&wish(name), name, NOW).unwrap();
+    let mark = |plan: &mut Plan, witness| {
+        let token = plan.next().tokens.values().next().unwrap().clone();
+        plan.set_token(TokenRecord { witness, ..token });
+    };
+    let one = join(&mut plan, "one");
+    mark(&mut plan, true);
+    let witness = join(&mut plan, "witness");
+    mark(&mut plan, false);
+    let two = join(&mut plan, "two");
+    let seats = |plan: &Plan| plan.next().seats();
+    let owners = |plan: &Plan| -> Vec<NodeId> {
+        let nodes = plan.next().nodes.keys().copied();
+        nodes.filter(|node| plan.next().may_own(*node)).collect()
+    };
+    assert!(plan.next().nodes[&witness].witness && !plan.next().nodes[&two].witness);
+    assert_eq!((seats(&plan), owners(&plan)), (vec![one, two, witness], vec![one, two]));
+    // Another node takes its seat.
+    let three = join(&mut plan, "three");
+    let four = join(&mut plan, "four");
+    assert_eq!((seats(&plan), owners(&plan)), (vec![one, two, three], vec![one, two, three]));
+    plan.remove_node(two);
+    assert_eq!(seats(&plan), [one, three, four]);
+    // It stays one, also when it joins again with a token for nodes.
+    assert_eq!(join(&mut plan, "witness"), witness);
+    assert!(plan.next().nodes[&witness].witness);
+}
+
+#[test]
 fn the_text_of_a_token_comes_back_and_a_damaged_one_is_refused() {
     let token = Token {
         cluster: ClusterId([3; 16]),
@@ -117,9 +149,12 @@ fn the_text_of_a_token_comes_back_and_a_damaged_one_is_refused() {
         secret: Bytes::from_static(&[5; SECRET_BYTES]),
         addresses: vec!["10.0.0.1:7740".to_owned()],
         is_for_clients: true,
+        is_for_witnesses: false,
     };
     let text = token.to_string();
     assert_eq!(text.parse::<Token>().unwrap(), token);
+    let other = Token { is_for_clients: false, is_for_witnesses: true, ..token.clone() };
+    assert_eq!(other.to_string().parse::<Token>().unwrap(), other);
     assert_eq!(format!(" {text}\n").parse::<Token>().unwrap(), token);
     for at in 0..text.len() {
         let mut damaged = text.clone().into_bytes();

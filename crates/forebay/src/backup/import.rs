@@ -20,7 +20,6 @@ use super::export::cluster_of;
 use super::file::{BackupReader, FromFile, Heading, Rows, Section, Totals};
 use super::{LedgerInfo, Tell, ledger_info};
 use crate::identity::IdentityFiles;
-use crate::member::is_candidate;
 use crate::node::{CONTROL_CACHE_BYTES, MetaDirs, NodeDir, STORE, hold_dir, is_locked};
 
 /// Where stores are made, below a directory with metadata.
@@ -143,7 +142,7 @@ impl Checked {
             if membership.log.is_none() {
                 bail!("the metadata of this cluster belongs to its first node: import there");
             }
-            if !is_candidate(&self.cluster, membership.node) {
+            if !self.cluster.may_own(membership.node) {
                 bail!("only the first three nodes of the cluster may have its metadata: import there");
             }
             return Ok(Next::Recover);

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use admin::{BalanceFilesystem, DriveShare, FilesystemBalance, Survives};
+use admin::{BalanceFilesystem, DriveShare, FilesystemBalance, SetNodes, Survives};
 use anyhow::Result;
 use base::units::format_duration;
 
@@ -12,6 +12,11 @@ use super::output::{Format, bytes, print};
 pub(super) fn balance(dir: &Path, name: &str, request: BalanceFilesystem, format: Format) -> Result<()> {
     let balance = ask(dir, |client| async move { client.balance(name, request).await })?;
     print(format, &balance, |balance| if request.abort { ended(balance) } else { forecast(balance) })
+}
+
+pub(super) fn set_nodes(dir: &Path, name: &str, request: &SetNodes, format: Format) -> Result<()> {
+    let balance = ask(dir, |client| async move { client.set_nodes(name, request).await })?;
+    print(format, &balance, forecast)
 }
 
 fn ended(balance: &FilesystemBalance) -> String {

@@ -51,10 +51,15 @@ pub(super) fn filesystem_table(filesystems: &[FilesystemInfo]) -> Table {
 
 /// How new data is protected, and where it goes if not everywhere.
 fn profile(filesystem: &FilesystemInfo) -> String {
-    match filesystem.placement {
-        Placement::Spread => filesystem.profile.clone(),
-        Placement::Local => format!("{}, local", filesystem.profile),
+    let mut text = filesystem.profile.clone();
+    if filesystem.placement == Placement::Local {
+        text += ", local";
     }
+    if !filesystem.nodes.is_empty() {
+        let nodes: Vec<String> = filesystem.nodes.iter().map(u32::to_string).collect();
+        text += &format!(", nodes {}", nodes.join(" "));
+    }
+    text
 }
 
 /// Content on drives, and its limit.

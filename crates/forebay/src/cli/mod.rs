@@ -24,7 +24,9 @@ mod tiers;
 mod tree;
 mod upgrade;
 mod users;
+mod verification;
 
+use std::collections::BTreeSet;
 use std::future::Future;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -32,13 +34,13 @@ use std::pin::Pin;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use admin::{AdminClient, BalanceFilesystem, CreateFilesystem};
+use admin::{AdminClient, BalanceFilesystem, CreateFilesystem, SetNodes};
 use anyhow::{Context, Result};
 use base::env::Env;
 use tokio::runtime::Runtime;
 
 pub(crate) use args::Cli;
-use args::{AuditCommand, CapacityCommand, Command, FsCommand, LimitArgs, ProfileCommand};
+use args::{AuditCommand, CapacityCommand, Command, FsCommand, LimitArgs, NodeList, ProfileCommand};
 
 use crate::node::{NodeDir, is_locked};
 
@@ -76,27 +78,7 @@ fn run_command(command: Command) -> Result<()> {
         }
         Command::MountProcess { spec } => crate::mount::serve(&spec),
         Command::Umount { dir, fs, json } => filesystems::unmount(&dir, &fs, json.into()),
-        Command::Fs(FsCommand::Create { dir, name, profile, limits, group, placement, json }) => {
-            let (profile, LimitArgs { size, ssd }) = (profile.to_string(), limits);
-            let placement = placement.map(Into::into).unwrap_or_default();
-            let request =
-                CreateFilesystem { name, profile, size_bytes: size, ssd_bytes: ssd, group, placement };
-            filesystems::create(&dir, &request, json.into())
-        }
-        Command::Fs(FsCommand::List { dir, json }) => filesystems::list(&dir, json.into()),
-        Command::Fs(FsCommand::Set { dir, name, profile, limits, group, placement, json }) => {
-            let changes = filesystems::Changes { limits, group, placement, profile };
-            filesystems::set(&dir, &name, changes, json.into())
-        }
-        Command::Fs(FsCommand::Balance { dir, name, dry_run, abort, json }) => {
-            balancing::balance(&dir, &name, BalanceFilesystem { dry_run, abort }, json.into())
-        }
-        Command::Fs(FsCommand::Group(command)) => filesystem_groups::group(command),
-        Command::Fs(FsCommand::Attach(args)) => tiers::attach(args),
-        Command::Fs(FsCommand::Detach { dir, name, wait, json }) => {
-            tiers::detach(&dir, &name, wait.into(), json.into())
-        }
-        Command::Fs(FsCommand::Show { dir, name, json }) => filesystems::show(&dir, &name, json.into()),
+        Command::Fs(command) => filesystem(command),
         Command::Drive(command) => drives::drive(command),
         Command::Log(command) => logs::log(command),
         Command::Client(command) => nodes::client(command),
@@ -126,6 +108,35 @@ fn run_command(command: Command) -> Result<()> {
         }
         Command::Sync { path } => filesystems::sync(&path),
         Command::Why { path, json } => filesystems::why(&path, json.into()),
+    }
+}
+
+fn filesystem(command: FsCommand) -> Result<()> {
+    match command {
+        FsCommand::Create { dir, name, profile, limits, group, placement, nodes, json } => {
+            let (profile, LimitArgs { size, ssd }) = (profile.to_string(), limits);
+            let placement = placement.map(Into::into).unwrap_or_default();
+            let nodes = nodes.map_or_else(BTreeSet::new, |NodeList(nodes)| nodes);
+            let request =
+                CreateFilesystem { name, profile, size_bytes: size, ssd_bytes: ssd, group, placement, nodes };
+            filesystems::create(&dir, &request, json.into())
+        }
+        FsCommand::List { dir, json } => filesystems::list(&dir, json.into()),
+        FsCommand::Set { dir, name, nodes: Some(NodeList(nodes)), dry_run, json, .. } => {
+            balancing::set_nodes(&dir, &name, &SetNodes { nodes, dry_run }, json.into())
+        }
+        FsCommand::Set { dir, name, profile, limits, group, placement, json, .. } => {
+            let changes = filesystems::Changes { limits, group, placement, profile };
+            filesystems::set(&dir, &name, changes, json.into())
+        }
+        FsCommand::Balance { dir, name, dry_run, abort, json } => {
+            balancing::balance(&dir, &name, BalanceFilesystem { dry_run, abort }, json.into())
+        }
+        FsCommand::Verify { dir, name, now, json } => verification::verify(&dir, &name, now, json.into()),
+        FsCommand::Group(command) => filesystem_groups::group(command),
+        FsCommand::Attach(args) => tiers::attach(args),
+        FsCommand::Detach { dir, name, wait, json } => tiers::detach(&dir, &name, wait.into(), json.into()),
+        FsCommand::Show { dir, name, json } => filesystems::show(&dir, &name, json.into()),
     }
 }
 

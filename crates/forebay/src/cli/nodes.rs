@@ -40,6 +40,10 @@ pub(super) fn join(args: JoinArgs) -> Result<()> {
     if args.token.is_for_clients {
         return join_as_client(&args);
     }
+    let is_witness = args.token.is_for_witnesses;
+    if is_witness && (!args.drive_paths.is_empty() || args.drives.is_some_and(|drives| drives > 0)) {
+        bail!("the token is for witnesses, which have no drives: leave --drive and --drives out");
+    }
     let dir = NodeDir::new(&args.dir);
     let named = |wanted: fn(&Domain) -> Option<&String>| {
         args.domain.iter().find_map(wanted).cloned().unwrap_or_default()
@@ -63,7 +67,7 @@ pub(super) fn join(args: JoinArgs) -> Result<()> {
     let known: Vec<String> = drives_of(&args.dir, here)?.into_iter().map(|drive| drive.path).collect();
     let named: Vec<String> = args.drive_paths.iter().map(|path| absolute(path)).collect::<Result<_>>()?;
     let files_there = known.iter().filter(|path| !named.contains(path)).count();
-    let files = args.drives.unwrap_or(u32::from(named.is_empty())) as usize;
+    let files = args.drives.unwrap_or(u32::from(named.is_empty() && !is_witness)) as usize;
     let named = named.into_iter().filter(|path| !known.contains(path)).map(Some);
     let wanted = named.chain((files_there..files).map(|_| None));
     for path in wanted {
@@ -105,6 +109,15 @@ fn show_joined(dir: &Path, here: u32, format: Format) -> Result<()> {
     };
     print(format, &joined, |joined| {
         let shown = dir.display();
+        if joined.node.witness {
+            let NodeInfo { id, name, addresses, .. } = &joined.node;
+            return format!(
+                "node {id} ({name}) has joined as a witness; others reach it at {}\n  {:<10} forebay log move {shown} etcd, once two \
+                 nodes with drives are there",
+                addresses.join(", "),
+                "then"
+            );
+        }
         let mut text = format!(
             "node {} ({}) has joined, with {} drives; others reach it at {}\n",
             joined.node.id,
@@ -229,7 +242,12 @@ fn node_table(nodes: &[NodeInfo]) -> Table {
             node.clock_ahead_ms.map_or_else(|| "-".to_owned(), |ahead_ms| format!("{ahead_ms:+} ms")),
             node.certificate_days.map_or_else(|| "-".to_owned(), |days| format!("{days} days")),
             or_none(&node.addresses.join(" ")),
-            if node.owner { "owns the metadata" } else { "" }.to_owned(),
+            match node {
+                NodeInfo { owner: true, .. } => "owns the metadata",
+                NodeInfo { witness: true, .. } => "witness",
+                _ => "",
+            }
+            .to_owned(),
         ]);
     }
     table
@@ -275,7 +293,9 @@ pub(super) fn s3(command: S3Command) -> Result<()> {
 pub(super) fn token(command: TokenCommand) -> Result<()> {
     match command {
         TokenCommand::Create { dir, expires, uses, role, json } => {
-            let request = CreateToken { expires_in_s: expires.as_secs(), uses, client: rights(role)? };
+            let witness = role.role == Role::Witness;
+            let request =
+                CreateToken { expires_in_s: expires.as_secs(), uses, client: rights(role)?, witness };
             let new = ask(&dir, |client| async move { client.create_token(&request).await })?;
             print(json.into(), &new, |new| new.token.clone())
         }
@@ -297,10 +317,10 @@ fn rights(RoleArgs { role, fs, ro, squash }: RoleArgs) -> Result<Option<TokenRig
             let squash = squash.map(Into::into).unwrap_or_default();
             Ok(Some(TokenRights { filesystem: fs, read_only: ro, squash }))
         }
-        Role::Node if fs.is_some() || ro || squash.is_some() => {
+        Role::Node | Role::Witness if fs.is_some() || ro || squash.is_some() => {
             bail!("--fs, --ro and --squash limit clients: give --role client; a node may do everything")
         }
-        Role::Node => Ok(None),
+        Role::Node | Role::Witness => Ok(None),
     }
 }
 
@@ -366,13 +386,19 @@ struct JoinedClient {
 }
 
 fn token_table(tokens: &[TokenInfo]) -> Table {
-    let mut table = table(&["TOKEN", "STATE", "USES LEFT", "EXPIRES"]);
+    let mut table = table(&["TOKEN", "FOR", "STATE", "USES LEFT", "EXPIRES"]);
     for token in tokens {
         let expires = match token.expires_in_s {
             0 => "-".to_owned(),
             left_s => format!("in {left_s} s"),
         };
-        table.add_row([token.id.to_string(), token.state.clone(), token.uses_left.to_string(), expires]);
+        table.add_row([
+            token.id.to_string(),
+            format!("{}s", token.role),
+            token.state.clone(),
+            token.uses_left.to_string(),
+            expires,
+        ]);
     }
     table
 }

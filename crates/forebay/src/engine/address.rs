@@ -219,6 +219,12 @@ impl EngineAddress {
         Ok(address.parse::<Self>()?.of_cluster(cluster, recoveries))
     }
 
+    /// Whether this is the URL of one of its servers.
+    pub(crate) fn has_server(&self, url: &str) -> bool {
+        let server = url.trim_start_matches("https://");
+        self.servers.iter().any(|one| one == server)
+    }
+
     /// Whether Forebay runs its members.
     pub(crate) fn is_own(&self) -> bool {
         matches!(self.kind, Kind::Etcd { is_own: true, .. })

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use base::{FsError, LedgerId, NodeId};
+use base::{FsError, LedgerId};
 use control::{CONTROL_LEDGER, Cluster, Control, LogMoveRecord};
 use meta::log::{LogError, StaleCopies, Vacancy};
 use meta::owner::{OwnerError, Standby, StandbyOptions};
@@ -24,8 +24,6 @@ use crate::node::{
     replica_of_node,
 };
 
-/// The number of nodes that may own ledgers: the first ones of the cluster.
-const CANDIDATES_MAX: usize = 3;
 /// Pause after a ledger could not be followed or taken.
 const PAUSE: Duration = Duration::from_secs(1);
 /// Pause after this node could not own the ledgers, and after the engine did not answer.
@@ -38,11 +36,6 @@ const VACANT: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_millis(100);
 /// How long the owner of another ledger may go on after the control ledger was taken.
 const VACATED_PATIENCE: Duration = Duration::from_secs(15);
-
-/// Whether a node is among those that may own ledgers.
-pub(crate) fn is_candidate(cluster: &Cluster, node: NodeId) -> bool {
-    cluster.nodes.keys().take(CANDIDATES_MAX).any(|candidate| *candidate == node)
-}
 
 /// The ledgers that this node follows.
 pub(super) struct Candidate {
@@ -143,7 +136,7 @@ impl Member {
                 Err(_) => return,
             },
         };
-        let wanted: BTreeSet<LedgerId> = match is_candidate(&cluster, self.network.here()) {
+        let wanted: BTreeSet<LedgerId> = match cluster.may_own(self.network.here()) {
             true => cluster.filesystems.values().map(|record| record.ledger).collect(),
             false => BTreeSet::new(),
         };
@@ -323,7 +316,7 @@ async fn stand(member: &Arc<Member>, candidate: &Arc<Candidate>) -> Result<Arc<N
             // The process ends.
             return std::future::pending().await;
         }
-        if !is_candidate(&cluster, here) {
+        if !cluster.may_own(here) {
             tokio::time::sleep(PAUSE).await;
             continue;
         }

@@ -77,12 +77,14 @@ pub(crate) async fn join(env: &Env, dir: &NodeDir, options: JoinOptions) -> Resu
     let JoinReply::Joined(joined) = ask_as_stranger(env, (&options.token).into(), &request).await? else {
         bail!("the node gave another answer");
     };
-    let Joined { node, certificate, authorities, cluster_key, nodes, log, authority_key } = joined;
+    let Joined { node, certificate, authorities, cluster_key, nodes, log, authority_key, witness } = joined;
     identity.keep(&certificate, &authorities)?;
-    let path = dir.node_key();
-    env.files
-        .write_atomic(&path, &cluster_key)
-        .with_context(|| format!("cannot write {}", path.display()))?;
+    if !cluster_key.is_empty() {
+        let path = dir.node_key();
+        env.files
+            .write_atomic(&path, &cluster_key)
+            .with_context(|| format!("cannot write {}", path.display()))?;
+    }
     if !authority_key.is_empty() {
         identity.keep_authority(&authority_key)?;
     }
@@ -90,8 +92,18 @@ pub(crate) async fn join(env: &Env, dir: &NodeDir, options: JoinOptions) -> Resu
     let log = Some(log).filter(|log| !log.is_empty());
     let (recoveries, left) = known.map(|known| (known.recoveries, known.left)).unwrap_or_default();
     let cluster = options.token.cluster;
-    let membership =
-        Membership { cluster, node, listen, addresses, nodes, log, recoveries, left, leaves_engine: None };
+    let membership = Membership {
+        cluster,
+        node,
+        listen,
+        addresses,
+        nodes,
+        log,
+        recoveries,
+        left,
+        leaves_engine: None,
+        witness,
+    };
     identity.keep_membership(&membership)
 }
 

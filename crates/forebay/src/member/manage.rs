@@ -75,6 +75,11 @@ impl Manager {
     async fn mount(&self, filesystem: &FilesystemRecord, body: &Bytes) -> Result<(), AdminError> {
         let request: MountRequest =
             serde_json::from_slice(body).map_err(|error| AdminError::invalid(error.to_string()))?;
+        if super::lock(&self.member.membership).witness {
+            return Err(AdminError::conflict(
+                "this node is a witness, which mounts nothing: join another machine as a node or a client (forebay token create)",
+            ));
+        }
         let (path, nodes) = (request.path.map(PathBuf::from), self.member.nodes());
         let named = (filesystem.id, filesystem.name.as_str());
         let owner = self.member.owner.now().map(|owner| owner.node);

@@ -35,13 +35,12 @@ use crate::engine::{EngineAddress, Supervised};
 use crate::identity::{IdentityFiles, Membership, OWNER, RENEW_EVERY, Starts, only_epoch};
 use crate::node::{
     Addresses, CLIENTS_SOCKET, Clients, DriveMaker, DriveSettings, LocalDrives, MemoryPlan, Mounts, Network,
-    Node, NodeDir, NodeFile, StartOptions, addresses_of, be_first_node, kept_settings, memory_budget,
-    prepare_dir, proof_key, remove_leftovers, tell_metrics,
+    Node, NodeDir, NodeFile, StartOptions, addresses_of, be_first_node, client_address, kept_settings,
+    memory_budget, prepare_dir, proof_key, remove_leftovers, tell_metrics,
 };
 use crate::remote::{OwnDrives, Routes};
 use admission::{Admission, is_copy};
 use candidate::Candidate;
-pub(crate) use candidate::is_candidate;
 use gate::MemberGate;
 use helping::Helper;
 use host::DriveHost;
@@ -342,7 +341,7 @@ impl Member {
                 return;
             }
         }
-        if self.stands.swap(true, Ordering::Relaxed) {
+        if lock(&self.membership).witness || self.stands.swap(true, Ordering::Relaxed) {
             return;
         }
         let standing = self.runtime.spawn(async move {
@@ -362,7 +361,9 @@ impl Member {
             return Ok(());
         }
         let address: EngineAddress = log.parse()?;
-        self.identity.keep_authority(authority_key)?;
+        if !authority_key.is_empty() {
+            self.identity.keep_authority(authority_key)?;
+        }
         self.change_membership(|membership| membership.log = Some(log))?;
         tracing::warn!(engine = %address, "the logs of the ledgers have moved to an engine");
         *lock(&self.engine) = Some(address.clone());
@@ -428,6 +429,22 @@ impl Member {
             self.runtime.spawn_blocking(move || give_up(&own));
         }
         self.change_membership(|membership| membership.leaves_engine = None)
+    }
+
+    /// Ends the member of an engine of a witness whose seat another node has now.
+    fn leave_seat(&self, cluster: &Cluster) {
+        let here = self.network.here();
+        let Ok(log) = cluster.record.log.parse::<EngineAddress>() else { return };
+        if !log.is_own() || cluster.seats().contains(&here) || !lock(&self.membership).witness {
+            return;
+        }
+        let own = self.engine_here();
+        let address = addresses_of(cluster).iter().find(|node| node.node == here).and_then(client_address);
+        // Until the others go on without it, it may be needed.
+        if own.exists() && address.is_some_and(|address| !log.has_server(&address)) {
+            tracing::warn!("another node has the seat of this witness now: its member of etcd ends");
+            self.runtime.spawn_blocking(move || give_up(&own));
+        }
     }
 
     /// What comes before the process begins anew as the first node of a cluster with its logs in files: it needs no member of an engine.
@@ -553,6 +570,7 @@ impl Member {
             return Ok(());
         }
         self.leave_engine()?;
+        self.leave_seat(&cluster);
         self.follow_engine(&cluster.record.log)?;
         let drives: BTreeMap<DriveId, DriveRecord> = cluster
             .drives
@@ -563,9 +581,12 @@ impl Member {
         if !cluster.record.log.is_empty() && lock(&self.engine).is_none() {
             self.renewal.asked.notify_one();
         }
-        self.gate.take_over(&view)?;
-        let accounts = self.gate.accounts();
-        self.stores.take_over(&view, (&self.env, &self.runtime), &self.network, &accounts)?;
+        let is_witness = lock(&self.membership).witness;
+        if !is_witness {
+            self.gate.take_over(&view)?;
+            let accounts = self.gate.accounts();
+            self.stores.take_over(&view, (&self.env, &self.runtime), &self.network, &accounts)?;
+        }
         if self.cluster.borrow().is_none()
             && let Err(error) = self.host.note_places(cluster.record.id, &drives, &self.named).await
         {
@@ -577,7 +598,7 @@ impl Member {
             self.mounts.recall(&cluster, self.mounts_again);
         }
         self.cluster.send_replace(Some(cluster));
-        if is_first {
+        if is_first && !is_witness {
             self.begin_gate();
         }
         Ok(())

@@ -283,6 +283,11 @@ impl Recovering<'_> {
         Ok(answers.into_iter().map(|(node, _, stored)| (node, stored)).collect())
     }
 
+    /// Whether a node never had a copy.
+    fn is_witness(&self, node: NodeId) -> bool {
+        self.copy.cluster.nodes.get(&node).is_some_and(|record| record.witness)
+    }
+
     /// Fails if another node should recover, or may be the one.
     fn check_others(
         &self,
@@ -291,7 +296,7 @@ impl Recovering<'_> {
     ) -> Result<()> {
         for (node, stored) in others {
             match stored {
-                None if !options.without.contains(node) => bail!(
+                None if !self.is_witness(*node) && !options.without.contains(node) => bail!(
                     "node {node} does not answer, and may have more than this one: start its process, or say with --without {node} \
                      that its copy is lost or may be given up"
                 ),

@@ -3,14 +3,16 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
-use admin::{AdminError, BalanceFilesystem, DriveShare, FilesystemBalance, Survives};
+use admin::{AdminError, BalanceFilesystem, DriveShare, FilesystemBalance, SetNodes, Survives};
 use anyhow::{Context, Result};
+use base::units::format_size;
 use base::{DriveId, LedgerId, NodeId, PgId};
-use control::{BalanceForecast, BalanceWait, Cluster, FilesystemRecord, Seen};
+use control::{BalanceForecast, BalanceWait, Cluster, FilesystemRecord, Plan, Seen};
 use futures_util::future::join_all;
-use layout::{FailureDomain, PlacementGroup, Rebuilding};
+use layout::{FailureDomain, PlacementError, PlacementGroup, Rebuilding};
 use wire::drive::{DriveHealth, ShardKey};
 
+use super::draining::{ROOM_PERCENT, no_node};
 use super::drives::{DriveEntry, OpenDrive};
 use super::management::failed;
 use super::monitor::{BALANCED_AT_ONCE, TICK};
@@ -73,7 +75,7 @@ impl Node {
             (state.seen(), rebuilt)
         };
         let is_rebuilt = |group: &PlacementGroup| rebuilt.get(&group.id) == Some(&group.epoch);
-        let decide = |plan: &mut control::Plan| {
+        let decide = |plan: &mut Plan| {
             let now = plan.next().filesystems.get(&record.id).cloned().context("the filesystem is gone")?;
             Ok(now.balancing.then(|| plan.abort_balance(now, &seen, is_rebuilt)))
         };
@@ -92,6 +94,58 @@ impl Node {
             groups: groups as u64,
             ..FilesystemBalance::default()
         })
+    }
+
+    /// Changes the nodes whose drives a filesystem's data is for, or says what would move.
+    pub(super) async fn set_nodes_now(
+        &self,
+        name: &str,
+        SetNodes { nodes, dry_run }: SetNodes,
+    ) -> Result<FilesystemBalance, AdminError> {
+        let nodes = self.checked_nodes(&nodes).await?;
+        let (record, cluster, seen) = {
+            let mut state = self.state.lock().await;
+            (entry_of(&mut state, name)?.record.clone(), state.cluster.clone(), state.seen())
+        };
+        let wanted = FilesystemRecord { nodes: nodes.clone(), ..record };
+        let seed = self.env.random.next_u64();
+        let check = Plan::new(cluster).set_nodes(wanted.clone(), nodes.clone(), &seen, seed);
+        check.map_err(|error| too_few(&wanted, &error))?;
+        let mut forecast = self.forecast_balance(&wanted).await?.said;
+        refuse_without_room(&forecast)?;
+        if dry_run {
+            return Ok(forecast);
+        }
+        let decide = |plan: &mut Plan| {
+            let now = plan.next().filesystems.get(&wanted.id).cloned().context("the filesystem is gone")?;
+            Ok(plan.set_nodes(now, nodes.clone(), &seen, seed)?)
+        };
+        self.plan(decide).await.map_err(failed)?;
+        let list: Vec<u32> = nodes.iter().map(|node| node.0).collect();
+        tracing::info!(filesystem = name, nodes = ?list, bytes = forecast.move_bytes, "a filesystem is for other nodes; its data moves");
+        forecast.balancing = true;
+        Ok(forecast)
+    }
+
+    /// The nodes of a filesystem, if each of them has drives.
+    pub(super) async fn checked_nodes(
+        &self,
+        numbers: &BTreeSet<u32>,
+    ) -> Result<BTreeSet<NodeId>, AdminError> {
+        let state = self.state.lock().await;
+        for number in numbers {
+            let node = NodeId(*number);
+            if !state.cluster.nodes.contains_key(&node) {
+                return Err(no_node(node));
+            }
+            let mut drives = state.cluster.drives.values();
+            if !drives.any(|drive| drive.node == node && !drive.is_given_up()) {
+                return Err(AdminError::invalid(format!(
+                    "node {number} has no drives in use, so that no data can go there (see `forebay drive list`)"
+                )));
+            }
+        }
+        Ok(numbers.iter().copied().map(NodeId).collect())
     }
 
     async fn forecast_balance(&self, record: &FilesystemRecord) -> Result<Forecast, AdminError> {
@@ -164,6 +218,33 @@ impl Node {
             BalanceWait::MoreDrives(error) => format!("{error}"),
         })
     }
+}
+
+/// Refuses moves after which a drive that gets something would be nearly full.
+fn refuse_without_room(forecast: &FilesystemBalance) -> Result<(), AdminError> {
+    let is_too_full = |drive: &&DriveShare| {
+        drive.used_after_bytes > drive.used_bytes
+            && drive.used_after_bytes > drive.capacity_bytes / 100 * ROOM_PERCENT
+    };
+    match forecast.drives.iter().find(is_too_full) {
+        Some(drive) => Err(AdminError::conflict(format!(
+            "drive {} of node {} would have {} of {} in use: name more nodes, or add drives first (forebay drive add)",
+            drive.id,
+            drive.node,
+            format_size(drive.used_after_bytes),
+            format_size(drive.capacity_bytes)
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// What a filesystem cannot have at the nodes that it would be for.
+pub(super) fn too_few(record: &FilesystemRecord, error: &PlacementError) -> AdminError {
+    AdminError::conflict(format!(
+        "the drives of these nodes are too few for filesystem {} ({}): {error}; name more nodes, or choose a profile that needs fewer drives \
+         (forebay fs set --profile)",
+        record.name, record.profile
+    ))
 }
 
 /// A forecast, and whether there is something to do.

@@ -4,14 +4,14 @@ use std::collections::BTreeSet;
 
 use admin::{AdminError, DrainNode, NodeDrain};
 use base::{DriveId, NodeId};
-use control::Plan;
+use control::{Cluster, DriveRecord, Plan};
 use layout::DriveState;
 
 use super::management::failed;
 use super::{Node, State};
 
-/// Of the free space of others, in percent, so much may be taken.
-const ROOM_PERCENT: u64 = 90;
+/// The most, in percent, that moves may take of the free space of others, and that may be in use of a drive afterwards.
+pub(super) const ROOM_PERCENT: u64 = 90;
 
 impl Node {
     pub(super) async fn drain_node_now(
@@ -96,18 +96,24 @@ impl Node {
         }
         let live = used.iter().filter_map(|entry| Some(entry.stat_if_readable()?.live_bytes));
         let move_bytes: u64 = live.sum();
+        let mut after = Plan::new(state.cluster.clone());
+        after.drain(node, &state.seen());
+        let takers = takers(after.next(), node);
         let others: Vec<_> = state
             .drives
             .values()
             .filter(|entry| {
-                entry.record.node != node && entry.record.state == DriveState::Up && entry.is_readable()
+                let DriveRecord { id, state, .. } = entry.record;
+                takers.contains(&id) && state == DriveState::Up && entry.is_readable()
             })
             .collect();
-        let free = others.iter().filter_map(|entry| Some(entry.stat_if_readable()?.free_bytes));
+        let spare_millionths = after.next().spared().map_or(0, |spare| spare.millionths());
+        let free = others.iter().filter_map(|entry| {
+            let stat = entry.stat_if_readable()?;
+            let kept = u128::from(stat.capacity_bytes) * u128::from(spare_millionths) / 1_000_000;
+            Some(stat.free_bytes.saturating_sub(kept as u64))
+        });
         let free_bytes: u64 = free.sum();
-        let mut after = Plan::new(state.cluster.clone());
-        after.drain(node, &state.seen());
-        let free_bytes = free_bytes.saturating_sub(after.next().spared().map_or(0, |spare| spare.kept_bytes));
         // Each node restores what its own drives get.
         let nodes = others.iter().map(|entry| entry.record.node).collect::<BTreeSet<_>>().len() as u64;
         if move_bytes > free_bytes / 100 * ROOM_PERCENT {
@@ -129,13 +135,23 @@ impl Node {
     }
 }
 
-fn no_node(node: NodeId) -> AdminError {
+pub(super) fn no_node(node: NodeId) -> AdminError {
     AdminError::not_found(format!("no such node: id={node} (see `forebay node list`)"))
+}
+
+/// The drives that take over what a node has, once it is being emptied. A filesystem may be for some nodes only.
+fn takers(cluster: &Cluster, node: NodeId) -> BTreeSet<DriveId> {
+    let is_of_node = |id: DriveId| cluster.drives.get(&id).is_some_and(|drive| drive.node == node);
+    let moved = cluster.groups.values().flat_map(|group| {
+        let from_node = group.rebuilding.iter().filter(|rebuilding| is_of_node(rebuilding.from));
+        from_node.filter_map(|rebuilding| group.members.get(usize::from(rebuilding.position)))
+    });
+    moved.copied().collect()
 }
 
 fn no_other_drive(node: NodeId, bound: usize) -> AdminError {
     AdminError::conflict(format!(
         "node {node} cannot be emptied: {bound} placement groups have no other drive to go to; add drives at other nodes (forebay drive \
-         add), or choose a profile that needs fewer (forebay fs set --profile)"
+         add), choose a profile that needs fewer (forebay fs set --profile), or let a filesystem use more nodes (forebay fs set --nodes)"
     ))
 }

@@ -2,14 +2,14 @@
 //! has lost the data of its member, the owner of the ledgers has the member replaced: the old one is taken out, the new one copies
 //! what the others have, and gets a vote then. One step at a time, each decided from what is there, so that another owner goes on.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, PoisonError, Weak};
 use std::time::Duration;
 
 use admin::{AdminError, EngineMemberInfo, LogInfo};
 use anyhow::{Context, Result};
 use base::NodeId;
-use control::Plan;
+use control::{Cluster, Plan, SEATS};
 use futures_util::future::join_all;
 use meta::log::EtcdMember;
 use tokio::sync::watch;
@@ -19,8 +19,6 @@ use super::Node;
 use super::network::addresses_of;
 use crate::engine::{Engine, EngineAddress, Supervised, bracketed, new_authority};
 
-/// The number of members.
-const MEMBERS: usize = 3;
 /// The ports of a member: so far above that of its node.
 const CLIENT_PORT: u16 = 1;
 const PEER_PORT: u16 = 2;
@@ -46,8 +44,28 @@ pub(crate) fn member_of(node: &NodeAddresses) -> Result<EngineMember> {
     })
 }
 
+/// The nodes that run a member, with their addresses.
+fn seats_of(cluster: &Cluster) -> Vec<NodeAddresses> {
+    let seats = cluster.seats();
+    addresses_of(cluster).into_iter().filter(|node| seats.contains(&node.node)).collect()
+}
+
+/// The members on these nodes.
+fn members_on(nodes: &[NodeAddresses]) -> Result<BTreeMap<NodeId, EngineMember>> {
+    nodes.iter().map(|node| Ok((node.node, member_of(node)?))).collect()
+}
+
+/// The witnesses whose seats other nodes have now, with their addresses. They may still have a member.
+fn spare_of(cluster: &Cluster) -> Vec<NodeAddresses> {
+    let seats = cluster.seats();
+    let is_spare = |node: NodeId| {
+        !seats.contains(&node) && cluster.nodes.get(&node).is_some_and(|record| record.witness)
+    };
+    addresses_of(cluster).into_iter().filter(|node| is_spare(node.node)).collect()
+}
+
 /// The address of the member on a node, as clients of the engine know it.
-pub(super) fn client_address(node: &NodeAddresses) -> Option<String> {
+pub(crate) fn client_address(node: &NodeAddresses) -> Option<String> {
     let member = member_of(node).ok()?;
     Some(format!("https://{}:{}", bracketed(&member.host), member.client_port))
 }
@@ -93,9 +111,10 @@ enum Step {
     Promote(u64),
 }
 
-/// The next step. `wanted` are the nodes with the addresses of their members. Nodes that do not answer have no condition.
+/// The next step. `wanted` are the nodes with the addresses of their members. Nodes that do not answer have no condition. Members
+/// at `spare` addresses vote until each wanted node has a member with a vote.
 fn next_step(
-    wanted: &BTreeMap<NodeId, String>,
+    (wanted, spare): (&BTreeMap<NodeId, String>, &BTreeSet<String>),
     members: &[EtcdMember],
     conditions: &BTreeMap<NodeId, EngineCondition>,
 ) -> Step {
@@ -112,15 +131,17 @@ fn next_step(
             Some(_) => Step::Remove(learner.id),
         };
     }
+    let has_member = |url: &String| members.iter().any(|member| member.peer_url == *url);
+    let is_needed =
+        |member: &EtcdMember| spare.contains(&member.peer_url) && !wanted.values().all(has_member);
     let is_lost = |member: &EtcdMember| match node_of(member) {
-        None => true,
+        None => !is_needed(member),
         Some(node) => conditions.get(&node).is_some_and(|condition| *condition != EngineCondition::Present),
     };
     // The last one has everything.
     if let Some(lost) = members.iter().find(|member| is_lost(member)).filter(|_| members.len() > 1) {
         return Step::Remove(lost.id);
     }
-    let has_member = |url: &String| members.iter().any(|member| member.peer_url == *url);
     let without = wanted.iter().find(|(node, url)| conditions.contains_key(node) && !has_member(url));
     without.map_or(Step::Rest, |(node, _)| Step::Add(*node))
 }
@@ -160,22 +181,22 @@ impl Node {
 
     /// Makes one step towards a member on each of the first nodes.
     async fn follow_members(&self) -> Result<Step> {
-        let (engine, nodes) = {
+        let (engine, nodes, spare) = {
             let state = self.state.lock().await;
-            (state.meta_dirs.engine().cloned(), addresses_of(&state.cluster))
+            (state.meta_dirs.engine().cloned(), seats_of(&state.cluster), spare_of(&state.cluster))
         };
         let Some(engine) = engine.filter(|engine| engine.address().is_own()) else { return Ok(Step::Rest) };
-        let nodes = nodes.iter().take(MEMBERS);
-        let wanted: BTreeMap<NodeId, EngineMember> =
-            nodes.map(|node| Ok((node.node, member_of(node)?))).collect::<Result<_>>()?;
+        let (wanted, spare) = (members_on(&nodes)?, members_on(&spare)?);
         let urls: BTreeMap<NodeId, String> =
             wanted.iter().map(|(node, member)| (*node, peer_url(member))).collect();
+        let spare_urls = spare.values().map(peer_url).collect();
         let asks = wanted.keys().map(|node| async move { Some((*node, self.engine_at(*node).await.ok()?)) });
         let conditions = join_all(asks).await.into_iter().flatten().collect();
         let members = engine.list().await?;
-        let step = next_step(&urls, &members, &conditions);
+        let step = next_step((&urls, &spare_urls), &members, &conditions);
+        let known: Vec<&EngineMember> = wanted.values().chain(spare.values()).collect();
         match step {
-            Step::Rest => self.note_members(&engine, &wanted, &urls, &members).await?,
+            Step::Rest => self.note_members(&engine, &known, &members).await?,
             Step::Remove(id) => {
                 tracing::warn!(member = format!("{id:x}"), "a member of etcd is taken out");
                 engine.remove(id).await?;
@@ -184,7 +205,9 @@ impl Node {
                 let id = engine.add(&urls[&node]).await?;
                 tracing::warn!(%node, member = format!("{id:x}"), "a node gets a member of etcd");
             }
-            Step::Start(node, id) => self.start_member(node, id, &wanted, &urls, &members).await?,
+            Step::Start(node, id) => {
+                self.start_member((node, id), &wanted[&node].name, &known, &members).await?;
+            }
             Step::Promote(id) => {
                 engine.promote(id).await?;
                 tracing::warn!(member = format!("{id:x}"), "the new member of etcd has a vote");
@@ -196,18 +219,18 @@ impl Node {
     /// Lets a node run the member that the others have taken in.
     async fn start_member(
         &self,
-        node: NodeId,
-        id: u64,
-        wanted: &BTreeMap<NodeId, EngineMember>,
-        urls: &BTreeMap<NodeId, String>,
+        (node, id): (NodeId, u64),
+        name: &str,
+        known: &[&EngineMember],
         members: &[EtcdMember],
     ) -> Result<()> {
-        let is_member = |node: &NodeId| members.iter().any(|member| Some(&member.peer_url) == urls.get(node));
+        let is_member =
+            |known: &EngineMember| members.iter().any(|member| member.peer_url == peer_url(known));
         let (authority, authority_key) = Supervised::new(&self.env, &self.dir).authority()?;
         let seat = EngineSeat {
             number: id,
-            name: wanted[&node].name.clone(),
-            members: wanted.iter().filter(|(node, _)| is_member(node)).map(|(_, it)| it.clone()).collect(),
+            name: name.to_owned(),
+            members: known.iter().filter(|known| is_member(known)).map(|known| (*known).clone()).collect(),
             authority,
             authority_key,
             joins: true,
@@ -219,15 +242,14 @@ impl Node {
     async fn note_members(
         &self,
         engine: &Engine,
-        wanted: &BTreeMap<NodeId, EngineMember>,
-        urls: &BTreeMap<NodeId, String>,
+        known: &[&EngineMember],
         members: &[EtcdMember],
     ) -> Result<()> {
-        let votes = |node: &NodeId| {
-            members.iter().any(|member| !member.is_learner && Some(&member.peer_url) == urls.get(node))
+        let votes = |known: &EngineMember| {
+            members.iter().any(|member| !member.is_learner && member.peer_url == peer_url(known))
         };
         let voters: Vec<EngineMember> =
-            wanted.iter().filter(|(node, _)| votes(node)).map(|(_, member)| member.clone()).collect();
+            known.iter().filter(|known| votes(known)).map(|known| (*known).clone()).collect();
         let recoveries = self.state.lock().await.cluster.record.recoveries;
         let address = EngineAddress::own(&voters, self.cluster, recoveries)?;
         if voters.is_empty() || address == engine.address() {
@@ -247,13 +269,14 @@ impl Node {
     pub(super) async fn make_engine(&self, recoveries: u32) -> Result<EngineAddress, AdminError> {
         let nodes: Vec<NodeAddresses> = {
             let state = self.state.lock().await;
-            addresses_of(&state.cluster).into_iter().take(MEMBERS).collect()
+            seats_of(&state.cluster)
         };
         let conflict = |text: String| Err(AdminError::conflict(text));
-        if nodes.len() < MEMBERS || nodes.iter().all(|node| node.node != self.here()) {
+        if nodes.len() < SEATS || nodes.iter().all(|node| node.node != self.here()) {
             return conflict(format!(
-                "an engine needs {MEMBERS} nodes, so that it goes on without one of them, and there are {}: let more join \
-                 (forebay token create), or give an etcd of yours (etcd://HOST:PORT,…)",
+                "an engine needs {SEATS} nodes, so that it goes on without one of them, and there are {}: let more join \
+                 (forebay token create, with --role witness for a machine that stores nothing), or give an etcd of yours \
+                 (etcd://HOST:PORT,…)",
                 nodes.len()
             ));
         }
@@ -379,7 +402,34 @@ mod tests {
     fn check(nodes: &[(u32, Option<EngineCondition>)], members: &[EtcdMember], expected: Step) {
         let wanted = nodes.iter().map(|(node, _)| (NodeId(*node), format!("u{node}"))).collect();
         let conditions = nodes.iter().filter_map(|(node, it)| Some((NodeId(*node), (*it)?))).collect();
-        assert_eq!(next_step(&wanted, members, &conditions), expected, "{nodes:?} {members:?}");
+        assert_eq!(
+            next_step((&wanted, &spare(&[])), members, &conditions),
+            expected,
+            "{nodes:?} {members:?}"
+        );
+    }
+
+    fn spare(nodes: &[u32]) -> BTreeSet<String> {
+        nodes.iter().map(|node| format!("u{node}")).collect()
+    }
+
+    #[test]
+    fn a_witness_votes_until_the_node_in_its_seat_does() {
+        let voter = |node: u32| member(u64::from(node) + 10, node, false, true);
+        let wanted: BTreeMap<NodeId, String> =
+            [0, 1, 3].into_iter().map(|node| (NodeId(node), format!("u{node}"))).collect();
+        let step = |conditions: &[(u32, EngineCondition)], members: &[EtcdMember]| {
+            let conditions = conditions.iter().map(|(node, it)| (NodeId(*node), *it)).collect();
+            next_step((&wanted, &spare(&[2])), members, &conditions)
+        };
+        let (all, old) = ([(0, Present), (1, Present), (3, Absent)], [voter(0), voter(1), voter(2)]);
+        assert_eq!(step(&all, &old), Step::Add(NodeId(3)));
+        let there = [(0, Present), (1, Present), (3, Present)];
+        let learner = [voter(0), voter(1), voter(2), member(20, 3, true, true)];
+        assert_eq!(step(&there, &learner), Step::Promote(20));
+        assert_eq!(step(&there, &[voter(0), voter(1), voter(2), voter(3)]), Step::Remove(12));
+        // It joined and is away.
+        assert_eq!(step(&[(0, Present), (1, Present)], &old), Step::Rest);
     }
 
     #[test]

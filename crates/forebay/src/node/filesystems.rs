@@ -20,7 +20,7 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 use upkeep::{
     DamageKeeper, OrphanCollector, OrphanOptions, Pace, PackOptions, PackWait, Packer, Reclaimer, Repairer,
-    UsedGroups,
+    UsedGroups, Verifier,
 };
 use wire::cluster::NodeAddresses;
 use wire::drive::DriveStat;
@@ -40,6 +40,7 @@ use super::memory::MemoryPlan;
 use super::mounted::{Broken, Mounted};
 use super::plans::seen;
 use super::tiers::TierEntry;
+use super::verification::verify_options;
 use super::{Mounts, Network, NodeDir};
 use crate::mount::MountProcess;
 
@@ -81,6 +82,7 @@ pub(super) struct FilesystemEntry {
     pub(super) damage: DamageKeeper,
     packer: Packer,
     orphans: OrphanCollector,
+    pub(super) verifier: Verifier,
     /// Groups of which data moves later, if the filesystem is being balanced and that is known.
     pub(super) balance_left: Option<usize>,
     /// The object store.
@@ -194,14 +196,16 @@ fn topology(
         narrow: narrow.flat_map(|(_, groups)| groups.to_vec()).collect(),
         limits: Limits { spare_millionths: facts.spare_millionths, ..limits_of(record) },
         near: Near::default(),
+        nodes: record.nodes.clone(),
     };
     Arc::new(topology.seen_from(here, record.writes_near))
 }
 
 /// Puts drives and groups into a view.
 fn fill(view: &mut FilesystemView, record: &FilesystemRecord, topology: &Topology) {
-    let Topology { map, drives, groups, profile, narrow, limits, near: _ } = topology;
+    let Topology { map, drives, groups, profile, narrow, limits, near: _, nodes } = topology;
     view.writes_near = record.writes_near;
+    view.for_nodes.clone_from(nodes);
     view.profile = record.profile;
     view.map = map.clone();
     let (away, there): (Vec<DriveId>, Vec<DriveId>) =
@@ -243,6 +247,7 @@ fn first_view(
         has_store: false,
         spare_millionths: 0,
         writes_near: false,
+        for_nodes: BTreeSet::new(),
         places: Vec::new(),
     };
     fill(&mut view, record, topology);
@@ -331,7 +336,8 @@ impl FilesystemEntry {
         let settle = (collecting.settle / haste).max(SETTLE_MIN);
         let collecting = OrphanOptions { settle, pause: collecting.pause / haste };
         let packer = Packer::start(env.clone(), client.clone(), pace.clone(), packing, runtime);
-        let orphans = OrphanCollector::start(env, client.clone(), pace, collecting, runtime);
+        let orphans = OrphanCollector::start(env.clone(), client.clone(), pace.clone(), collecting, runtime);
+        let verifier = Verifier::start(env, client.clone(), pace, verify_options(), runtime);
         Ok(Self {
             record,
             files,
@@ -346,6 +352,7 @@ impl FilesystemEntry {
             damage,
             packer,
             orphans,
+            verifier,
             balance_left: None,
             tier,
             peers,
@@ -430,6 +437,7 @@ impl FilesystemEntry {
         self.tier.stop().await;
         self.packer.stop().await;
         self.orphans.stop().await;
+        self.verifier.stop().await;
         self.reclaimer.stop().await;
         self.repairer.stop().await;
         self.damage.stop().await;
@@ -481,6 +489,8 @@ impl FilesystemEntry {
             free_bytes: stat.free_bytes,
             used_bytes: stat.used_bytes,
             placement: placement_of(self.record.writes_near),
+            nodes: self.record.nodes.iter().map(|node| node.0).collect(),
+            groups_elsewhere: self.groups_elsewhere(cluster),
             size_bytes: self.record.provisioned_bytes,
             ssd_bytes: self.record.ssd_bytes,
             ssd_used_bytes: stat.drive_bytes,
@@ -504,6 +514,7 @@ impl FilesystemEntry {
             waiting_extents: reclaim.waiting_extents,
             pack: self.pack_info(),
             orphans: self.orphan_info(env),
+            verified: self.verified(env),
             damage,
             tier: tier.as_ref().and_then(|tier| self.tier_info(tier)),
         }
@@ -516,6 +527,16 @@ impl FilesystemEntry {
         let Some(UsedGroups { groups, .. }) = used else { return Vec::new() };
         let former = self.record.sets.iter().flat_map(|set| &set.groups);
         former.filter(|group| !groups.contains(group)).copied().collect()
+    }
+
+    /// Groups with data at nodes that are not for the filesystem. Until it is known which groups of former profiles have data, these do
+    /// not count.
+    fn groups_elsewhere(&self, cluster: &Cluster) -> u64 {
+        let mut record = self.in_use();
+        if self.packer.used_groups().is_none() {
+            record.sets.clear();
+        }
+        cluster.groups_elsewhere(&record) as u64
     }
 
     /// Its record, with only those groups that have extents or may get some.

@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use admin::{
     AddDrive, AdminError, AuditInfo, BalanceFilesystem, CreateFilesystem, DriveInfo, FailDrive,
-    FilesystemBalance, FilesystemInfo, FsckInfo, MemoryInfo, MetaDir, MountRequest, NodeControl, NodeStatus,
-    Placement, RemoveDrive, ReplaceDrive, SetLimits, SetPlacement, SetProfile, SetSpares, SetUpkeep,
-    SpareInfo, UpkeepInfo, WhyInfo,
+    FilesystemBalance, FilesystemInfo, FilesystemVerification, FsckInfo, MemoryInfo, MetaDir, MountRequest,
+    NodeControl, NodeStatus, Placement, RemoveDrive, ReplaceDrive, SetLimits, SetNodes, SetPlacement,
+    SetProfile, SetSpares, SetUpkeep, SpareInfo, UpkeepInfo, VerifyFilesystem, WhyInfo,
 };
 use anyhow::{Context, Result};
 use base::DriveId;
@@ -24,6 +24,7 @@ use upkeep::Pace;
 use wire::BoxFuture;
 use wire::event::Event;
 
+use super::balancing::too_few;
 use super::events::Watch;
 use super::filesystems::{FilesystemEntry, FilesystemParts};
 use super::history::Knowledge;
@@ -210,6 +211,7 @@ impl Node {
         let profile: Profile = request.profile.parse()?;
         let _no_group_goes = self.stores_lock.lock().await;
         let group = self.filesystem_group_or_default(request.group.as_deref())?;
+        let nodes = self.checked_nodes(&request.nodes).await?;
         let (up, seed) = (self.state.lock().await.seen().up, self.env.random.next_u64());
         let decide = |plan: &mut Plan| {
             if plan.next().filesystems.values().any(|record| record.name == request.name) {
@@ -223,9 +225,13 @@ impl Node {
                 ssd_bytes: request.ssd_bytes.and_then(limit),
                 filesystem_group: group.reference(),
                 writes_near: request.placement == Placement::Local,
+                nodes: nodes.clone(),
                 ..FilesystemRecord::new(id, profile)
             };
-            plan.add_filesystem(record, &up, seed)?;
+            plan.add_filesystem(record.clone(), &up, seed).map_err(|error| match nodes.is_empty() {
+                true => anyhow::Error::from(error),
+                false => too_few(&record, &error).into(),
+            })?;
             plan.next().filesystems.get(&id).cloned().context("it was just planned")
         };
         let record = self.plan(decide).await?;
@@ -396,6 +402,22 @@ impl NodeControl for Node {
         request: SetPlacement,
     ) -> BoxFuture<'_, Result<FilesystemInfo, AdminError>> {
         Box::pin(async move { self.set_placement_now(&name, request.placement).await })
+    }
+
+    fn verify(
+        &self,
+        name: String,
+        request: VerifyFilesystem,
+    ) -> BoxFuture<'_, Result<FilesystemVerification, AdminError>> {
+        Box::pin(self.verify_now(name, request))
+    }
+
+    fn set_nodes(
+        &self,
+        name: String,
+        request: SetNodes,
+    ) -> BoxFuture<'_, Result<FilesystemBalance, AdminError>> {
+        Box::pin(async move { self.set_nodes_now(&name, request).await })
     }
 
     fn set_limits(

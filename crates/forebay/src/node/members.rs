@@ -7,7 +7,7 @@ use std::time::Duration;
 use admin::{AddDrive, AdminError, DriveInfo, FailDrive, RemoveDrive, ReplaceDrive};
 use anyhow::{Result, bail};
 use base::{DriveId, DriveUuid, LedgerId, NodeId, PgId};
-use control::{DriveRecord, FilesystemRecord, Plan};
+use control::{DriveRecord, FilesystemRecord, NodeRecord, Plan};
 use layout::DriveState;
 use wire::drive::DriveHealth;
 
@@ -152,6 +152,10 @@ impl Node {
     pub(super) async fn add_drive_now(&self, request: AddDrive) -> Result<DriveInfo> {
         let one_at_a_time = self.drives_lock.lock().await;
         let node = request.node.map_or(self.here(), NodeId);
+        let is_witness = |node: &NodeRecord| node.witness;
+        if self.state.lock().await.cluster.nodes.get(&node).is_some_and(is_witness) {
+            bail!(conflict(format!("node {node} is a witness, which has no drives: add it at another node")));
+        }
         if let Some(path) = &request.path
             && let Some(id) = self.find_drive(node, path).await?
         {

@@ -45,6 +45,7 @@ mod tiered_files;
 mod tiers;
 mod upgrade;
 mod users;
+mod verification;
 mod why;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -76,7 +77,7 @@ use start::OUT_AFTER;
 pub(crate) use clients::{CLIENTS_SOCKET, Clients};
 pub(crate) use drives::{DriveEntry, DriveMaker, DriveSettings};
 pub(crate) use endpoint::{Endpoint, EndpointParts, S3Options};
-pub(crate) use engine_members::member_of;
+pub(crate) use engine_members::{client_address, member_of};
 pub(crate) use fsck::fsck_stopped;
 pub(crate) use ledgers::{MetaDirs, STORE};
 pub(crate) use local_drives::LocalDrives;

@@ -29,7 +29,6 @@ use super::settings::Settings;
 use super::{Mounts, Node, NodeDir, State};
 use crate::engine::{Engine, EngineAddress};
 use crate::identity::{IdentityFiles, Membership, OWNER};
-use crate::member::is_candidate;
 
 /// How long the node may take to stop.
 const STOP_PATIENCE: Duration = Duration::from_secs(25);
@@ -241,7 +240,7 @@ impl Node {
     async fn other_candidates(&self) -> Vec<NodeId> {
         let State { cluster, .. } = &*self.state.lock().await;
         let others = cluster.nodes.keys().filter(|node| **node != self.here());
-        others.filter(|node| is_candidate(cluster, **node)).copied().collect()
+        others.filter(|node| cluster.may_own(**node)).copied().collect()
     }
 
     /// Fails if another node that may own the ledgers later answers, and could not use these servers.
@@ -319,6 +318,7 @@ impl Node {
             recoveries,
             left: Vec::new(),
             leaves_engine: None,
+            witness: false,
         })
     }
 

@@ -262,10 +262,13 @@ impl Node {
         let key = key_of_request(&new.request)?;
         let node = self.plan(|plan| Ok(plan.join(&new, &key, now_ns / 1_000_000_000)?)).await?;
         let issued = authority.issue(self.cluster, Party::Node(node), &new.request, now_ns)?;
-        let cluster_key =
-            self.env.files.read(&self.dir.node_key()).context("reading the key of the cluster")?;
         let state = self.state.lock().await;
-        let (log, authority_key) = self.for_owners(&state);
+        let witness = state.cluster.nodes.get(&node).is_some_and(|record| record.witness);
+        let cluster_key = match witness {
+            true => Vec::new(),
+            false => self.env.files.read(&self.dir.node_key()).context("reading the key of the cluster")?,
+        };
+        let (log, authority_key) = self.for_owners(&state, node);
         Ok(Joined {
             node,
             certificate: issued.certificate_pem,
@@ -274,6 +277,7 @@ impl Node {
             nodes: addresses_of(&state.cluster),
             log,
             authority_key,
+            witness,
         })
     }
 
@@ -326,11 +330,11 @@ impl Node {
 
     /// The engine that has the logs, and the key of the authority: what a node needs that may come to own the ledgers. Empty if none
     /// may.
-    fn for_owners(&self, state: &State) -> (String, String) {
-        match state.meta_dirs.engine() {
-            Some(engine) => (engine.address().to_string(), self.others.issuer.authority.key_pem().to_owned()),
-            None => Default::default(),
-        }
+    fn for_owners(&self, state: &State, node: NodeId) -> (String, String) {
+        let Some(engine) = state.meta_dirs.engine() else { return Default::default() };
+        let witness = state.cluster.nodes.get(&node).is_some_and(|record| record.witness);
+        let key = if witness { String::new() } else { self.others.issuer.authority.key_pem().to_owned() };
+        (engine.address().to_string(), key)
     }
 
     /// Whether the process at the known address of a node has run for longer than one that has just started.
@@ -372,7 +376,7 @@ impl Node {
         let authority = &self.others.issuer.authority;
         let issued = authority.issue(self.cluster, Party::Node(node), request, self.env.clock.wall_ns())?;
         let authorities = authority.certificate_pem().to_owned();
-        let (log, authority_key) = self.for_owners(&*self.state.lock().await);
+        let (log, authority_key) = self.for_owners(&*self.state.lock().await, node);
         Ok(ClusterReply::Renewed { certificate: issued.certificate_pem, authorities, log, authority_key })
     }
 
@@ -402,7 +406,7 @@ impl Node {
 
     async fn create_token_now(
         &self,
-        CreateToken { expires_in_s, uses, client }: CreateToken,
+        CreateToken { expires_in_s, uses, client, witness }: CreateToken,
     ) -> Result<NewToken, AdminError> {
         if !(1..=EXPIRES_IN_S_MAX).contains(&expires_in_s) || uses == 0 {
             return Err(AdminError::invalid(
@@ -416,6 +420,9 @@ impl Node {
                 "other machines cannot reach this node: start it with an address of this machine (forebay stop {dir}; \
                  forebay start {dir} --address ADDRESS)"
             )));
+        }
+        if witness && client.is_some() {
+            return Err(AdminError::invalid("a token is for clients or for witnesses"));
         }
         let mut secret = vec![0; SECRET_BYTES];
         self.env.random.fill(&mut secret);
@@ -431,6 +438,7 @@ impl Node {
             let rights = client.as_ref().map(|asked| rights_of(plan.next(), asked)).transpose()?;
             let record = TokenRecord {
                 client: rights,
+                witness,
                 ..TokenRecord::new(plan.next_token(), &secret, expires_s, uses, now_ns)
             };
             plan.set_token(record.clone());
@@ -444,6 +452,7 @@ impl Node {
             secret: secret.into(),
             addresses,
             is_for_clients: record.client.is_some(),
+            is_for_witnesses: record.witness,
         };
         Ok(NewToken { info: info(&record, now_ns), token: token.to_string() })
     }
@@ -495,6 +504,7 @@ impl Node {
                 drives: sizes.len() as u32,
                 capacity_bytes: sizes.iter().sum(),
                 owner: record.id == self.here(),
+                witness: record.witness,
                 certificate_days: record.certified_s.map(|made_s| (made_s + CERTIFICATE_S - now_s) / 86_400),
                 maintenance_s: record.maintenance_left_s(now_s),
             }
@@ -510,7 +520,11 @@ fn info(record: &TokenRecord, now_ns: i64) -> TokenInfo {
         (_, 0) => "expired",
         _ => "valid",
     };
-    let role = if record.client.is_some() { "client" } else { "node" };
+    let role = match record.client {
+        Some(_) => "client",
+        None if record.witness => "witness",
+        None => "node",
+    };
     TokenInfo {
         id: record.id,
         role: role.to_owned(),

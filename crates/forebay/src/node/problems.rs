@@ -121,6 +121,31 @@ fn copy_problems(whose: &str, copies: &[MetaCopyInfo]) -> Vec<String> {
         .collect()
 }
 
+/// What is wrong with the metadata of a filesystem.
+fn ledger_problems(filesystem: &FilesystemInfo) -> Vec<String> {
+    let mut problems = copy_problems(&format!("filesystem {}", filesystem.name), &filesystem.ledger.copies);
+    let (name, reason) = (&filesystem.name, filesystem.ledger.reason.as_deref().unwrap_or_default());
+    match filesystem.ledger.state.as_str() {
+            "halted" => problems.push(format!(
+                "filesystem {name} takes no requests: its metadata could not be written ({reason}); see the log file, \
+                 then restart"
+            )),
+            "no_space" => {
+                let dirs: Vec<&str> = filesystem.ledger.copies.iter().map(|copy| copy.dir.as_str()).collect();
+                let dirs = dirs.join(", ");
+                problems.push(format!("filesystem {name} takes no new data: {reason}; metadata is in {dirs}"));
+            }
+            _ => {}
+        }
+    if filesystem.ledger.in_doubt {
+        problems.push(format!(
+                "filesystem {name} goes on with older metadata: nothing on drives that only newer metadata refers to is \
+                 deleted; put that back, or, if it is lost for good, run forebay meta settle DIR"
+            ));
+    }
+    problems
+}
+
 /// All problems, one line each.
 pub(super) fn problems(
     drives: &[DriveInfo],
@@ -133,28 +158,10 @@ pub(super) fn problems(
     problems
         .extend(filesystems.iter().flat_map(|filesystem| lost_data(&filesystem.name, &filesystem.damage)));
     for filesystem in filesystems {
-        problems.extend(copy_problems(&format!("filesystem {}", filesystem.name), &filesystem.ledger.copies));
-        let (name, reason) = (&filesystem.name, filesystem.ledger.reason.as_deref().unwrap_or_default());
-        match filesystem.ledger.state.as_str() {
-            "halted" => problems.push(format!(
-                "filesystem {name} takes no requests: its metadata could not be written ({reason}); see the log file, \
-                 then restart"
-            )),
-            "no_space" => {
-                let dirs: Vec<&str> = filesystem.ledger.copies.iter().map(|copy| copy.dir.as_str()).collect();
-                let dirs = dirs.join(", ");
-                problems.push(format!("filesystem {name} takes no new data: {reason}; metadata is in {dirs}"));
-            }
-            _ => {}
-        }
-        if filesystem.ledger.in_doubt {
-            problems.push(format!(
-                "filesystem {name} goes on with older metadata: nothing on drives that only newer metadata refers to is \
-                 deleted; put that back, or, if it is lost for good, run forebay meta settle DIR"
-            ));
-        }
+        problems.extend(ledger_problems(filesystem));
         if let Some(shortage) = &filesystem.shortage {
-            problems.push(format!("filesystem {name} has no room: {}", shortage_text(shortage)));
+            let (name, text) = (&filesystem.name, shortage_text(shortage));
+            problems.push(format!("filesystem {name} has no room: {text}"));
         }
         if filesystem.owed_shards > 0 {
             let (count, name, drives) = (filesystem.owed_shards, &filesystem.name, &filesystem.owed_drives);
@@ -173,6 +180,19 @@ pub(super) fn problems(
             let (count, name) = (filesystem.repair.rebuilding_groups, &filesystem.name);
             let left = base::units::format_size(filesystem.repair.rebuild_left_bytes);
             problems.push(format!("{count} placement groups of {name} are being rebuilt: left={left}"));
+        }
+        let missing = filesystem.verified.map_or(0, |verified| verified.shards.missing_shards);
+        if missing > 0 {
+            problems.push(format!(
+                "{missing} shards of {} were not on the drives that should have them: they are restored (see `forebay fs verify`)",
+                filesystem.name
+            ));
+        }
+        if filesystem.groups_elsewhere > 0 && !filesystem.balancing {
+            let (count, name) = (filesystem.groups_elsewhere, &filesystem.name);
+            problems.push(format!(
+                "{count} placement groups of {name} have data at nodes that are not for it: `forebay fs balance` moves it"
+            ));
         }
         if filesystem.repair.lost_extents > 0 {
             let (count, name) = (filesystem.repair.lost_extents, &filesystem.name);

@@ -392,6 +392,7 @@ pub(crate) async fn found(env: &Env, dir: &NodeDir, options: &StartOptions) -> R
         recoveries: 0,
         left: Vec::new(),
         leaves_engine: None,
+        witness: false,
     })?;
     control.resign().await;
     Ok(note)

@@ -201,6 +201,7 @@ async fn topology_of(routes: &Routes, view: &FilesystemView) -> Arc<Topology> {
             spare_millionths: view.spare_millionths,
         },
         near: Near::default(),
+        nodes: view.for_nodes.clone(),
     };
     Arc::new(topology.seen_from(here.copied(), view.writes_near))
 }

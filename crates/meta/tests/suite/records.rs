@@ -79,6 +79,40 @@ fn check_fenced<T>(taken: Result<T, OwnerError>, last: u64) {
 }
 
 #[test]
+fn a_change_waits_for_an_engine_that_elects_a_leader_and_not_much_longer() {
+    on_paused_time(|| async {
+        let (log, env) = (Reached::new(&MemLog::shared(LEASE)), env());
+        let records = open(&log, &env).await;
+        let silent = async |time: Duration, key: &str| {
+            log.loses_appends.store(true, Ordering::Relaxed);
+            let ends = async {
+                tokio::time::sleep(time).await;
+                log.loses_appends.store(false, Ordering::Relaxed);
+                std::future::pending::<()>().await;
+            };
+            let began = Instant::now();
+            tokio::select! {
+                put = put(&records, key) => (put, began.elapsed()),
+                () = ends => unreachable!(),
+            }
+        };
+        let (put_in_time, took) = silent(Duration::from_secs(4), "a").await;
+        put_in_time.unwrap();
+        assert!(took < Duration::from_secs(5), "{took:?}");
+        let (too_late, took) = silent(Duration::from_secs(60), "b").await;
+        assert!(matches!(too_late, Err(RecordsError::Log(AppendError::Unknown(_)))), "{too_late:?}");
+        assert!(took < Duration::from_secs(7), "{took:?}");
+        // The next one does not wait as long again.
+        let (too_late, took) = silent(Duration::from_secs(60), "c").await;
+        assert!(too_late.is_err() && took < Duration::from_secs(1), "{took:?}");
+        // What was not answered comes first.
+        log.loses_appends.store(false, Ordering::Relaxed);
+        put(&records, "d").await.unwrap();
+        assert_eq!(keys_in(&log.log).await, ["a", "b", "d"]);
+    });
+}
+
+#[test]
 fn an_owner_of_records_whose_ledger_was_taken_changes_nothing_and_is_told() {
     on_paused_time(|| async {
         let (log, env) = (MemLog::shared(LEASE), env());

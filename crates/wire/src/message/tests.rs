@@ -284,6 +284,7 @@ fn view() -> ViewReply {
         has_store: true,
         spare_millionths: 90_000,
         writes_near: true,
+        for_nodes: BTreeSet::from([NodeId(2), NodeId(5)]),
         places: vec![layout::Place { zone: 1, rack: 2, node: 3 }],
     }))
 }
@@ -464,6 +465,7 @@ fn answers_of_nodes() -> Vec<(&'static str, Vec<u8>)> {
         nodes: addresses(),
         log: text("etcd://10.0.0.9:2379"),
         authority_key: text("secret"),
+        witness: true,
     };
     let records = vec![(Bytes::from_static(b"k"), Bytes::from_static(b"v"))];
     let news = RecordsNews { seq: Seq(300), epoch: Epoch(4), is_copy: true, records, more: true };

@@ -20,7 +20,7 @@ Examples:
   forebay join forebay1.AbC... /srv/forebay --drives 2 --domain rack=r1
 
 With a token for clients (forebay token create --role client), this machine becomes a client: nothing is started, and
-forebay mount DIR PATH mounts.";
+forebay mount DIR PATH mounts. With a token for witnesses (--role witness), it gets no drives, and only votes on the metadata.";
 
 /// What `join` takes.
 #[derive(Debug, Args)]
@@ -233,12 +233,13 @@ Examples:
 
 const TOKEN_HELP: &str = "A node may do everything, and is trusted like root of the cluster. A client only mounts: it reads and writes the filesystems
 of its token, as the users on its machine, whose rights the nodes check. Root of a client machine acts as each of its
-users, and as root only with --squash none.
+users, and as root only with --squash none. A witness has no drives, mounts and S3, and no copy of the metadata.
 
 Examples:
   forebay token create /srv/forebay --expires 2h --uses 3
   forebay token create /srv/forebay --role client --fs main --uses 20
-  forebay token create /srv/forebay --role client --ro --squash all";
+  forebay token create /srv/forebay --role client --ro --squash all
+  forebay token create /srv/forebay --role witness";
 
 /// What joins with a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -247,6 +248,8 @@ pub(crate) enum Role {
     Node,
     /// A machine that only mounts.
     Client,
+    /// A machine with a vote on the metadata and nothing else: the third where two have drives.
+    Witness,
 }
 
 /// Which users of a client count as nobody.
