@@ -50,6 +50,29 @@ close_to() {
     [ "$1" -le "$2" ] && [ $(($1 * 10)) -ge $(($2 * 9)) ]
 }
 
+# A drive lost some shards, and nobody was told. No read may need them, so they are looked for.
+lost_shards() {
+    local dir=$WORK/lost cluster lost
+    "$FOREBAY" fs verify "$dir" main --now --json | tee "$WORK/verified.json" | jq -e '.last | .expected_shards > 100 and .missing_shards == 0 and .unknown_shards == 0'
+    "$FOREBAY" upkeep "$dir" --pause
+    cluster=$(jq -r .cluster "$dir/node.json")
+    expect_fail "background work is paused" "$FOREBAY" fs verify "$dir" main --now
+    node_stop lost
+    lost=$("$XTASK" lose "$cluster" "$dir/drives/2.img" 1 25)
+    [ "$lost" = 25 ]
+    node_start lost
+    "$FOREBAY" fs verify "$dir" main | grep "was not verified since"
+    "$FOREBAY" upkeep "$dir" --resume
+    expect_fail "25 shards of main were missing" "$FOREBAY" fs verify "$dir" main --now
+    json lost | jq -e 'any(.problems[]; test("^25 shards of main were not on the drives"))'
+    { "$FOREBAY" fs verify "$dir" main --json || true; } | jq -e '.found_shards == 25 and ([.groups[] | select(.missing_shards > 0) | .drives | contains([2])] | all)'
+    wait_until 30 nothing_is_missing
+    json lost | jq -e '.state == "healthy" and .filesystems[0].repair.healed_shards == 25'
+    for drive in 0 1; do fail_drive lost "$drive"; done
+    same lost before
+}
+nothing_is_missing() { "$FOREBAY" fs verify "$WORK/lost" main --now >/dev/null; }
+
 # profile_survives NODE PROFILE DRIVES READS WRITES DEAD: the numbers of lost drives that reads and writes survive; without
 # DEAD drives no write succeeds, in whichever order they failed.
 profile_survives() {
@@ -447,6 +470,10 @@ check "events: a drive that was away for a moment" told_of_a_short_absence
 check "events: the end of a rebuild that a kill interrupted" told_after_a_kill
 check "events: free space with too few drives" room_when_degraded
 check "events: the node stops" node_gone told
+check "lost: the node starts" node_start lost --drives 6 --drive-size 256M --profile 4+2
+check "lost: a tree is written" copy lost before
+check "lost: shards that a drive does not have any more are found and restored" lost_shards
+check "lost: the node stops" node_gone lost
 check "missing: the node starts" node_start gone --drives 6 --drive-size 256M --profile 4+2
 check "missing: a tree is written" copy gone before
 check "missing: without the file of a drive everything is readable" missing_drive

@@ -120,6 +120,26 @@ owner_leaves() {
     wait_until 60 healthy 2
     wait_until 60 follows 2
 }
+
+# An operator names the next owner.
+owner_is_named() {
+    local was next
+    was=$(owner 2)
+    next=$((was % 3 + 1))
+    on 2 "$FOREBAY" ledger list "$WORK/2" --json | jq -e --argjson owner $((was - 1)) 'map(.ledger) == ["cluster", "main"] and all(.[]; .owner == $owner and (.standbys | length) == 2)'
+    expect_fail "owns the metadata already" on 2 "$FOREBAY" ledger move "$WORK/2" $((was - 1))
+    expect_fail "no such node: id=9" on 2 "$FOREBAY" ledger move "$WORK/2" 9
+    on 3 "$FOREBAY" node maintenance "$WORK/3" $((next - 1)) --for 1h --force
+    expect_fail "is in maintenance" on 2 "$FOREBAY" ledger move "$WORK/2" $((next - 1))
+    on 3 "$FOREBAY" node maintenance "$WORK/3" $((next - 1)) --end
+    beside 3 names_owner "$next"
+    [ "$(owner 3)" = "$next" ]
+    # And back: what was said before does not hold any more.
+    on 3 "$FOREBAY" ledger move "$WORK/3" $((was - 1)) | grep "main .*node $((was - 1)) "
+    wait_until 60 healthy 2
+    wait_until 60 follows 2
+}
+names_owner() { on 2 "$FOREBAY" ledger move "$WORK/2" $(($1 - 1)); }
 moved_from() { local now && now=$(owner 2) && [ "$now" != "$1" ]; }
 
 # Its data is gone: it does not vote as if it knew nothing. The others take it in anew.
@@ -198,6 +218,7 @@ check "the logs move into an etcd of Forebay, under load" moves || exit 1
 check "the first machine dies, its member of etcd with it" machine_dies
 check "a node's process is killed, and its member of etcd" process_dies
 check "the owner of the metadata leaves" owner_leaves
+check "the ledgers go to the node that an operator names" owner_is_named
 check "a member without its data is replaced" data_gone
 check "a machine is gone for good: the next one takes its place" replaced
 check "all is whole, and starts again as it was" whole

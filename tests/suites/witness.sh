@@ -78,12 +78,15 @@ witness_dies() {
     etcd_runs 3
 }
 
-# Both others are away: it waits for them, and takes nothing.
+# The processes of both others are gone, their members of etcd are not: it could take the metadata, and does not.
 alone() {
-    machine_kill 1
-    machine_kill 2
-    sleep 6
+    member_kill 1
+    member_kill 2
+    etcd_runs 1 && etcd_runs 2
+    sleep 10
     on 3 timeout 30 "$FOREBAY" status "$WORK/3" --json | jq -e '.state != "healthy"'
+    [ ! -e "$WORK/3/meta" ]
+    not grep -q "taking them" "$WORK/3/log/forebay.log"
     for node in 1 2; do member_start "$node" --out-after 8; done
     wait_until 90 healthy 1
     for node in 1 2; do wait_until 30 mounted "$node" && same_tree "$WORK/tree" "$WORK/$node/mnt/tree"; done
@@ -95,6 +98,12 @@ replaced() {
     token=$(on 1 "$FOREBAY" token create "$WORK/1")
     on 4 timeout 120 "$FOREBAY" join "$token" "$WORK/4" --drives 2 --drive-size 512MiB --name n4 </dev/null
     echo "$WORK/4" >>"$WORK/.nodes"
+    # It is not there yet: the witness votes on.
+    member_kill 4
+    sleep 8
+    etcd_runs 3
+    on 1 "$FOREBAY" log show "$WORK/1" --json | jq -e '.at | contains("192.0.2.3")'
+    member_start 4
     on 4 "$FOREBAY" mount "$WORK/4" "$WORK/4/mnt"
     wait_until 60 etcd_runs 4
     wait_until 60 etcd_is_gone 3

@@ -32,7 +32,7 @@ pub use damage::{DamageInfo, LostFileInfo};
 pub use filesystem_groups::{
     FilesystemGroupControl, FilesystemGroupInfo, MoveFilesystem, SetFilesystemGroup,
 };
-pub use logs::{EngineMemberInfo, LedgerLog, LogControl, LogInfo, LogMove, StandbyInfo};
+pub use logs::{EngineMemberInfo, LedgerLog, LogControl, LogInfo, LogMove, MoveLedgers, StandbyInfo};
 pub use metrics::metrics;
 pub use nodes::{
     ClientInfo, CreateToken, DrainNode, NewToken, NodeCheck, NodeDrain, NodeInfo, NodesControl, ProgramInfo,

@@ -60,6 +60,14 @@ pub struct StandbyInfo {
     pub age_s: u64,
 }
 
+/// Which node is to own the ledgers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MoveLedgers {
+    /// Its number.
+    pub node: u32,
+}
+
 /// Where logs are to move.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -74,4 +82,6 @@ pub struct LogMove {
 pub trait LogControl: Send + Sync {
     /// Begins to move the logs to an engine. The node's process begins anew for that.
     fn move_log(&self, request: LogMove) -> BoxFuture<'_, Result<(), AdminError>>;
+    /// Gives all ledgers to another node, which takes them within seconds.
+    fn move_ledgers(&self, request: MoveLedgers) -> BoxFuture<'_, Result<(), AdminError>>;
 }

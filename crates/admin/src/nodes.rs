@@ -132,7 +132,7 @@ pub struct CreateToken {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub client: Option<TokenRights>,
     /// It is for witnesses: nodes that run a member of an engine and nothing else.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub witness: bool,
 }
 

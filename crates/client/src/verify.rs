@@ -15,6 +15,10 @@ use crate::topology::Topology;
 
 /// Shards asked for at a time from a drive.
 const PAGE: usize = 1024;
+/// So many ids that are not looked for are listed rather than asked around.
+const GAP: u64 = 64;
+/// A drive may have several shards of an extent.
+const SLACK: usize = 8;
 /// How long a drive may take to list them.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -104,6 +108,18 @@ impl Client {
     }
 }
 
+/// How many entries to ask for so that those of a key and of the keys near to it come, and few others.
+fn near(keys: &BTreeSet<ShardKey>, key: ShardKey) -> usize {
+    let mut last = key.extent.0;
+    for next in keys.range(key..).map(|key| key.extent.0) {
+        if next - last > GAP || next - key.extent.0 > PAGE as u64 {
+            break;
+        }
+        last = next;
+    }
+    ((last - key.extent.0) as usize + SLACK).min(PAGE)
+}
+
 /// Which of these shards a drive lists; `None`: it does not answer.
 async fn held_of(
     topology: &Topology,
@@ -116,11 +132,12 @@ async fn held_of(
     while let Some(key) = next {
         let before =
             ShardKey { extent: ExtentId(key.extent.0.saturating_sub(1)), shard: ShardIndex(u8::MAX), ..key };
-        let listing = service.list(Some(before), PAGE);
+        let limit = near(keys, key);
+        let listing = service.list(Some(before), limit);
         let page = tokio::time::timeout(PATIENCE, listing).await.ok()?.ok()?;
         held.extend(page.iter().map(|entry| entry.key).filter(|key| keys.contains(key)));
         // What comes before the last one of a page and is not in it is not there.
-        let Some(last) = page.last().filter(|_| page.len() == PAGE) else { break };
+        let Some(last) = page.last().filter(|_| page.len() == limit) else { break };
         let last = last.key;
         next = keys.range((Bound::Excluded(last), Bound::Unbounded)).next().copied();
     }

@@ -521,6 +521,17 @@ mod tests {
         let record = &after.filesystems[&1];
         assert!(!after.groups.values().any(|group| group.members.contains(&DriveId(0))));
         assert_eq!(after.groups_elsewhere(record), 0);
+        // Nobody takes over what the only node of two could: the drive is waited for, though another filesystem could do without it.
+        let mut two = Plan::new(limited(&before, &[first, first + 1]));
+        let everywhere = FilesystemRecord::new(2, "r2".parse().unwrap());
+        let all = two.next().drives.keys().copied().collect();
+        two.add_filesystem(everywhere, &all, 9).unwrap();
+        let gone = seen_without(two.next(), &[0, 1]);
+        assert_eq!(two.retire(&[DriveId(0)], &gone, &crate::Owed::new()), []);
+        let mut free = Plan::new(two.next().clone());
+        let unlimited = FilesystemRecord { nodes: BTreeSet::new(), ..free.next().filesystems[&1].clone() };
+        free.set_filesystem(unlimited);
+        assert_eq!(free.retire(&[DriveId(0)], &gone, &crate::Owed::new()), [DriveId(0)]);
         // A drive elsewhere is none of its business, added or lost.
         let groups = record.groups.len();
         let mut plan = Plan::new(after.clone());

@@ -37,17 +37,30 @@ impl Cluster {
             shares.entry(nodes).or_default().push(group.clone());
         }
         let replaced = shares.into_iter().flat_map(|(nodes, groups)| {
-            let at = |id: &&DriveId| nodes.is_empty() || nodes.contains(&self.drives[*id].node);
+            let at = |id: &&DriveId| {
+                nodes.is_empty() || self.drives.get(id).is_some_and(|drive| nodes.contains(&drive.node))
+            };
             let spare = self.slots(&spare.iter().filter(at).copied().collect());
             replace_members(&groups, gone, &spare, &places)
         });
         replaced.collect()
     }
 
-    /// Whether others could take over a position of this drive, or have taken over all of them.
+    /// Whether others could take over a position of this drive, or have taken over all of them. A filesystem of which they could take over
+    /// nothing waits for the drive: it may be for few nodes.
     fn can_do_without(&self, id: DriveId, seen: &Seen) -> bool {
-        let is_member = self.groups.values().any(|group| group.members.contains(&id));
-        self.replaceable(id, seen) > 0 || !is_member && self.groups_with(id) > 0
+        let is_member = |group: &PlacementGroup| group.members.contains(&id);
+        if !self.groups.values().any(is_member) {
+            return self.groups_with(id) > 0;
+        }
+        let replaced = self.replaced(&BTreeSet::from([id]), seen);
+        let replaced: BTreeSet<PgId> = replaced.iter().map(|group| group.id).collect();
+        let is_bound = |record: &&FilesystemRecord| {
+            let has_data = |group: &&PlacementGroup| is_member(group) && !seen.unused.contains(&group.id);
+            let mut its = self.groups_for(record).filter(has_data).peekable();
+            its.peek().is_some() && !its.any(|group| replaced.contains(&group.id))
+        };
+        !replaced.is_empty() && self.filesystems.values().find(is_bound).is_none()
     }
 
     /// Number of groups in which another drive could take over the position of this one.

@@ -48,6 +48,9 @@ pub struct ClusterRecord {
     /// The move of the logs that was begun last, and has not succeeded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub log_move: Option<LogMoveRecord>,
+    /// The node that is to own the ledgers next, because an operator wants that. Whichever takes them removes this.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_owner: Option<NodeId>,
     /// The failure domains whose space stays free.
     #[serde(default)]
     pub spare: SpareRecord,
@@ -79,6 +82,7 @@ impl ClusterRecord {
             log: String::new(),
             moves: 0,
             log_move: None,
+            next_owner: None,
             spare: SpareRecord::default(),
             recoveries: 0,
             upkeep: UpkeepRecord::default(),

@@ -115,10 +115,10 @@ impl Cluster {
         Ok(Some(Spare { all_bytes, kept_bytes, left_bytes, used_bytes: used_bytes.min(largest), level }))
     }
 
-    /// What stays free for the filesystem for which that is most; `None`: nothing does.
+    /// What stays free for the filesystem for which that is the largest part; `None`: nothing does.
     pub fn spared(&self) -> Option<Spare> {
         let spares = self.filesystems.values().filter_map(|record| self.spare(record).ok().flatten());
-        spares.max_by_key(|spare| spare.kept_bytes)
+        spares.max_by_key(Spare::millionths)
     }
 }
 

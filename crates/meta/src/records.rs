@@ -117,8 +117,8 @@ struct End {
     seq: Seq,
     /// A change that has begun and is not in force. It comes before any other, or a restart decides on it.
     late: Option<Late>,
-    /// Since when the log gives no answer.
-    silent_since: Option<Instant>,
+    /// Since when the log gives no answer, and when it was asked last.
+    silent: Option<(Instant, Instant)>,
 }
 
 /// How far a change came.
@@ -146,7 +146,7 @@ impl Records {
             log,
             state,
             sealed,
-            end: Mutex::new(End { seq: tail, late: None, silent_since: None }),
+            end: Mutex::new(End { seq: tail, late: None, silent: None }),
             history: std::sync::Mutex::new(history),
             recent: std::sync::Mutex::new(Recent { before: tail, ..Recent::default() }),
             newest: watch::Sender::new(tail),
@@ -161,7 +161,7 @@ impl Records {
             state,
             sealed: Sealed { epoch: Epoch(u64::MAX), nonce: NOBODY },
             ownership: None,
-            end: Mutex::new(End { seq: Seq(0), late: None, silent_since: None }),
+            end: Mutex::new(End { seq: Seq(0), late: None, silent: None }),
             history: std::sync::Mutex::default(),
             recent: std::sync::Mutex::default(),
             newest: watch::Sender::new(Seq(0)),
@@ -253,12 +253,15 @@ impl Records {
         loop {
             let appended = self.append_once(end).await;
             if !matches!(appended, Err(AppendError::Unknown(_))) {
-                end.silent_since = None;
+                end.silent = None;
                 return appended;
             }
             // Not for each of those that wait for their turn.
-            let silent_since = *end.silent_since.get_or_insert_with(Instant::now);
-            if self.log.caps().lease.is_none() || silent_since.elapsed() >= PATIENCE {
+            let now = Instant::now();
+            let before = end.silent.filter(|(_, asked)| asked.elapsed() < PATIENCE);
+            let (since, _) = *end.silent.insert((before.map_or(now, |(since, _)| since), now));
+            let goes_on = self.log.caps().lease.is_some() && self.check_owner().is_ok();
+            if !goes_on || since.elapsed() >= PATIENCE {
                 return appended;
             }
             tokio::time::sleep(PAUSE).await;

@@ -179,6 +179,15 @@ fn map_of(
     told
 }
 
+/// Has the owner look again at what a drive holds that returned as an older copy.
+async fn recheck(world: &World, client: &Client) -> Result<(), String> {
+    let victim = DriveId(world.scenario.victim());
+    if world.cluster().is_behind(victim) {
+        client.recheck(victim).await.map_err(|error| format!("recheck: {error}"))?;
+    }
+    Ok(())
+}
+
 impl Node {
     /// Starts the node from its disks, as tasks of the present runtime.
     ///
@@ -228,15 +237,12 @@ impl Node {
         let packer = world.scenario.packs.then(start_packer);
         let damage = DamageKeeper::start(env(), client.clone(), pace.clone(), &runtime);
         let orphans = OrphanCollector::start(env(), client.clone(), pace.clone(), ORPHANS, &runtime);
-        let start_verifier = || Verifier::start(env(), client.clone(), pace.clone(), VERIFYING, &runtime);
-        let verifier = world.scenario.verifies.then(start_verifier);
+        let verify = || Verifier::start(env(), client.clone(), pace.clone(), VERIFYING, &runtime);
+        let verifier = world.scenario.verifies.then(verify);
         let (scrubbed, targets) = watch::channel(scrub_targets(&drives, client));
         let scrubber = Scrubber::start(env(), [], targets, pace.clone(), &runtime);
         tier.start(&clients[0], helpers.clone(), &pace);
-        let victim = DriveId(world.scenario.victim());
-        if world.cluster().is_behind(victim) {
-            clients[0].recheck(victim).await.map_err(|error| format!("recheck: {error}"))?;
-        }
+        recheck(world, &clients[0]).await?;
         world.trace.event(format_args!("node is up boot={boot}"));
         Ok(Self {
             control,
@@ -376,7 +382,7 @@ impl Node {
             let number = verifier.verify_now();
             self.rest(world, rest).await;
             let last = verifier.stat().last.filter(|last| last.number >= number);
-            if last.is_some_and(|last| last.total().missing == 0) {
+            if last.is_some_and(|last| last.total.missing == 0) {
                 let found = verifier.stat().found;
                 let is_wrong = found > 0 && !world.scenario.forgets && !world.is_faulty();
                 return is_wrong.then(|| format!("{found} shards are said to be missing, and none was lost"));

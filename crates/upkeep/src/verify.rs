@@ -21,14 +21,17 @@ use crate::task::{Stopped, Task};
 /// The pause after a part of the ledger is this many times as long as the part took: a fifth of a core at most.
 const REST: u32 = 4;
 const REST_MAX: Duration = Duration::from_secs(5);
-/// Pause before the second look, and while background work is paused or users wait for drives.
+/// Pause before the second look, and while background work is paused or repair has enough to do.
 const PAUSE: Duration = Duration::from_secs(1);
 /// Extents that several pieces share, as far as they are remembered to be counted once.
 const SHARED_MAX: usize = 1 << 20;
 /// Owed shards that are looked at. If there are more, nothing is called missing.
 const OWED_MAX: usize = 100_000;
-/// Pause after a sweep that failed, or that found something missing: the next one says whether that was restored.
+/// Pause after a sweep that failed, or that found something missing: the next one says whether that was restored. It doubles while that
+/// does not get less.
 const AGAIN: Duration = Duration::from_secs(10);
+/// The pauses are as many times longer while users wait for drives.
+const STRAINED: u32 = 8;
 
 /// When a verifier acts.
 #[derive(Debug, Clone, Copy)]
@@ -55,14 +58,9 @@ pub struct Sweep {
     /// How long it took.
     pub took: Duration,
     /// What it found, by placement group.
-    pub groups: BTreeMap<PgId, ShardCount>,
-}
-
-impl Sweep {
+    pub groups: Arc<BTreeMap<PgId, ShardCount>>,
     /// The sum over all groups.
-    pub fn total(&self) -> ShardCount {
-        self.groups.values().fold(ShardCount::default(), |sum, count| sum.and(*count))
-    }
+    pub total: ShardCount,
 }
 
 /// The progress of a verifier since its start.
@@ -150,19 +148,39 @@ impl Work {
             let swept = self.sweep(number).await;
             pause = match swept {
                 Ok(Some(sweep)) => {
-                    let missing = sweep.total().missing;
-                    let mut stat = lock(&self.stat);
-                    (stat.last, stat.now) = (Some(sweep), None);
-                    stat.found += missing;
                     number += 1;
-                    if missing > 0 { AGAIN } else { self.options.pause }
+                    self.done(sweep, pause)
                 }
                 Ok(None) => return,
                 Err(error) => {
+                    lock(&self.stat).now = None;
                     tracing::warn!(%error, "the comparison of drives with the ledger pauses");
                     AGAIN
                 }
             };
+        }
+    }
+
+    /// Notes what a sweep found. Returns the pause before the next one, after the `last` pause.
+    fn done(&self, sweep: Sweep, last: Duration) -> Duration {
+        let missing = sweep.total.missing;
+        let mut stat = lock(&self.stat);
+        let before = stat.last.as_ref().map_or(0, |sweep| sweep.total.missing);
+        // What was missing before and could not be restored is no news.
+        stat.found += missing.saturating_sub(before);
+        (stat.last, stat.now) = (Some(sweep), None);
+        drop(stat);
+        if missing > 0 {
+            tracing::warn!(
+                missing,
+                before,
+                "drives do not have shards that they should have: they are restored if enough others are there"
+            );
+        }
+        match missing {
+            0 => self.options.pause,
+            _ if before > 0 && missing >= before => (last * 2).clamp(AGAIN, self.options.pause.max(AGAIN)),
+            _ => AGAIN.min(self.options.pause),
         }
     }
 
@@ -171,7 +189,7 @@ impl Work {
         let began_ns = self.env.clock.boot_ns();
         let (mut groups, mut shared, mut after) = (BTreeMap::new(), HashSet::new(), None);
         loop {
-            while self.pace.is_paused() || self.client.strained() {
+            while self.pace.is_paused() || self.client.is_full_of_damage() {
                 self.stopped.or_after(PAUSE).await;
                 if self.stopped.now() {
                     return Ok(None);
@@ -182,10 +200,12 @@ impl Work {
             let now_ns = self.env.clock.boot_ns();
             if after.is_none() {
                 let took = Duration::from_nanos(now_ns.saturating_sub(began_ns));
-                return Ok(Some(Sweep { number, ended_ns: now_ns, took, groups }));
+                let total = groups.values().fold(ShardCount::default(), |sum, count| sum.and(*count));
+                return Ok(Some(Sweep { number, ended_ns: now_ns, took, groups: Arc::new(groups), total }));
             }
             let took = Duration::from_nanos(now_ns.saturating_sub(step_ns));
-            self.stopped.or_after((took * REST).min(REST_MAX)).await;
+            let times = if self.client.strained() { REST * STRAINED } else { REST };
+            self.stopped.or_after((took * times).min(REST_MAX)).await;
             if self.stopped.now() {
                 return Ok(None);
             }
@@ -208,7 +228,7 @@ impl Work {
             count.owed += u64::from(look == SecondLook::Owed);
             count.unknown += u64::from(look == SecondLook::Unknown);
             if look == SecondLook::Missing {
-                tracing::warn!(extent = %extent.id, shard = shard.0, group = %extent.pg, "a drive lacks a shard: it is restored");
+                tracing::debug!(extent = %extent.id, shard = shard.0, group = %extent.pg, "a drive lacks a shard");
                 self.client.report_missing(&extent, shard);
             }
         }

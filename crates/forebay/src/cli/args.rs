@@ -28,7 +28,7 @@ pub(crate) use clusters::{ClusterCommand, RecoverArgs, SparesArgs};
 pub(crate) use events::EventsArgs;
 pub(crate) use filesystem_groups::{FsGroupCommand, OneFsGroupArgs};
 pub(crate) use filesystems::{FsCommand, LimitArgs, NodeList, PlacementArg};
-pub(crate) use logs::LogCommand;
+pub(crate) use logs::{LedgerCommand, LogCommand};
 pub(crate) use meta::{ExportArgs, ImportArgs, MetaCommand, ScheduleArgs};
 pub(crate) use nodes::{
     AddressArgs, ClientCommand, Domain, JoinArgs, NodeCommand, Role, RoleArgs, S3Command, TokenCommand,
@@ -215,6 +215,9 @@ pub(crate) enum Command {
     /// Show where the logs of the metadata are, and move them to an engine that several nodes reach.
     #[command(subcommand)]
     Log(LogCommand),
+    /// Show which node owns the metadata and which ones follow it, and let another one own it.
+    #[command(subcommand)]
+    Ledger(LedgerCommand),
     /// Recover a cluster that has lost the logs of its metadata.
     #[command(subcommand)]
     Cluster(ClusterCommand),

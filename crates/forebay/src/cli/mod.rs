@@ -11,6 +11,7 @@ mod events;
 mod filesystem_groups;
 mod filesystems;
 mod fsck;
+mod ledgers;
 mod logs;
 mod meta;
 mod nodes;
@@ -81,6 +82,7 @@ fn run_command(command: Command) -> Result<()> {
         Command::Fs(command) => filesystem(command),
         Command::Drive(command) => drives::drive(command),
         Command::Log(command) => logs::log(command),
+        Command::Ledger(command) => ledgers::ledger(command),
         Command::Client(command) => nodes::client(command),
         Command::Cluster(command) => clusters::cluster(command),
         Command::Meta(command) => meta::meta(command),

@@ -17,25 +17,32 @@ const LOOK: Duration = Duration::from_millis(200);
 pub(super) fn verify(dir: &Path, name: &str, now: bool, format: Format) -> Result<()> {
     let found = ask(dir, |client| async move {
         let found = client.verify(name, VerifyFilesystem { now }).await?;
-        if now { wait(&client, name, found.next).await } else { Ok(found) }
+        if now { wait(&client, name, found).await } else { Ok(found) }
     })?;
     print(format, &found, shown)?;
     match found.last.map_or(0, |last| last.shards.missing_shards) {
         0 => Ok(()),
         missing => bail!(
-            "{missing} shards of {name} were missing: they are restored; verify again (forebay fs verify --now)"
+            "{missing} shards of {name} were missing: they are restored where enough others are there; verify again (forebay fs verify --now)"
         ),
     }
 }
 
-/// Waits until a comparison has ended.
-async fn wait(client: &AdminClient, name: &str, number: u64) -> Result<FilesystemVerification, CallError> {
-    let mut progress = Progress::new();
+/// Waits until a comparison that was asked for has ended.
+async fn wait(
+    client: &AdminClient,
+    name: &str,
+    asked: FilesystemVerification,
+) -> Result<FilesystemVerification, CallError> {
+    let (mut progress, mut number) = (Progress::new(), asked.next);
     loop {
         let found = client.verify(name, VerifyFilesystem::default()).await?;
-        // Another node may own the metadata by now, and counts anew.
-        if found.last.is_some_and(|last| last.number >= number) || found.next < number {
+        if found.last.is_some_and(|last| last.number >= number) {
             return Ok(found);
+        }
+        if found.next < number {
+            // Another node owns the metadata by now, and counts anew.
+            number = client.verify(name, VerifyFilesystem { now: true }).await?.next;
         }
         progress.show(&format!("verifying {name}: {} shards", found.looked_shards));
         tokio::time::sleep(LOOK).await;

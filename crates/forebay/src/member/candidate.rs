@@ -325,7 +325,10 @@ async fn stand(member: &Arc<Member>, candidate: &Arc<Candidate>) -> Result<Arc<N
             cluster.nodes.get(&here).is_some_and(|node| node.maintenance_left_s(now_s).is_some());
         let begun = cluster.record.log_move.as_ref();
         let is_for_first = here != OWNER && begun.is_some_and(LogMoveRecord::waits_for_first_node);
-        if (is_leaving || is_for_first) && held_back.is_none_or(|since| since.elapsed() > 2 * HOLD_BACK) {
+        let is_for_another = cluster.record.next_owner.is_some_and(|next| next != here);
+        if (is_leaving || is_for_first || is_for_another)
+            && held_back.is_none_or(|since| since.elapsed() > 2 * HOLD_BACK)
+        {
             // Others come first, if there are any.
             held_back = Some(tokio::time::Instant::now());
             tokio::time::sleep(HOLD_BACK).await;

@@ -35,8 +35,8 @@ use crate::engine::{EngineAddress, Supervised};
 use crate::identity::{IdentityFiles, Membership, OWNER, RENEW_EVERY, Starts, only_epoch};
 use crate::node::{
     Addresses, CLIENTS_SOCKET, Clients, DriveMaker, DriveSettings, LocalDrives, MemoryPlan, Mounts, Network,
-    Node, NodeDir, NodeFile, StartOptions, addresses_of, be_first_node, client_address, kept_settings,
-    memory_budget, prepare_dir, proof_key, remove_leftovers, tell_metrics,
+    Node, NodeDir, NodeFile, StartOptions, addresses_of, be_first_node, kept_settings, memory_budget,
+    prepare_dir, proof_key, remove_leftovers, tell_metrics,
 };
 use crate::remote::{OwnDrives, Routes};
 use admission::{Admission, is_copy};
@@ -431,22 +431,6 @@ impl Member {
         self.change_membership(|membership| membership.leaves_engine = None)
     }
 
-    /// Ends the member of an engine of a witness whose seat another node has now.
-    fn leave_seat(&self, cluster: &Cluster) {
-        let here = self.network.here();
-        let Ok(log) = cluster.record.log.parse::<EngineAddress>() else { return };
-        if !log.is_own() || cluster.seats().contains(&here) || !lock(&self.membership).witness {
-            return;
-        }
-        let own = self.engine_here();
-        let address = addresses_of(cluster).iter().find(|node| node.node == here).and_then(client_address);
-        // Until the others go on without it, it may be needed.
-        if own.exists() && address.is_some_and(|address| !log.has_server(&address)) {
-            tracing::warn!("another node has the seat of this witness now: its member of etcd ends");
-            self.runtime.spawn_blocking(move || give_up(&own));
-        }
-    }
-
     /// What comes before the process begins anew as the first node of a cluster with its logs in files: it needs no member of an engine.
     pub(crate) async fn before_anew(&self) {
         let own = self.engine_here();
@@ -564,6 +548,7 @@ impl Member {
             self.change_membership(|membership| membership.nodes.clone_from(&nodes))?;
         }
         let here = self.network.here();
+        self.network.set_witnesses(&cluster);
         self.admission.note(&self.identity, cluster.nodes.get(&here).map_or(0, |record| record.start))?;
         self.network.set_guests(cluster.client_rights(), &self.runtime);
         if self.follow_recovery(&cluster.record)? || *self.deposed.borrow() {

@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use base::program::{FORMAT_LEVEL, VERSION};
 use base::{Epoch, FsError, NodeId};
+use control::Cluster;
 use futures_util::future::join_all;
 use meta::log::StaleCopies;
 use tokio::sync::watch;
@@ -22,7 +23,7 @@ use super::{Member, lock};
 use crate::checks::{self, Ways};
 use crate::engine::{Engine, EngineAddress};
 use crate::identity::{OWNER, only_epoch};
-use crate::node::{MetaDirs, SILENCE_PATIENCE};
+use crate::node::{MetaDirs, SILENCE_PATIENCE, addresses_of, client_address};
 
 /// How long a node may take to say whether it is the owner.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(2);
@@ -198,6 +199,9 @@ impl ClusterService for ForAll {
     }
 }
 
+/// What is checked for drives and mounts only.
+const FOR_DATA: [&str; 4] = ["fuse", "io_uring", "cpu", "governor"];
+
 impl HostService for ForAll {
     fn ask(&self, request: HostRequest) -> BoxFuture<'_, Result<HostReply, Declined>> {
         Box::pin(async move {
@@ -299,7 +303,11 @@ impl Member {
     pub(super) async fn check(&self, what: CheckParts) -> Vec<Finding> {
         let (fabric, here) = (&*self.network.fabric, self.network.here());
         let ways = Ways { fabric, here, nodes: &self.nodes() };
-        checks::look(&self.env, &self.dir, what, Some(ways)).await
+        let mut findings = checks::look(&self.env, &self.dir, what, Some(ways)).await;
+        if lock(&self.membership).witness {
+            findings.retain(|finding| !FOR_DATA.contains(&finding.code.as_str()));
+        }
+        findings
     }
 
     /// Ends the member of an attempt to move the logs, which has failed.
@@ -310,6 +318,39 @@ impl Member {
         }
         let own = self.engine_here();
         tokio::task::spawn_blocking(move || own.undo(number)).await?
+    }
+
+    /// Ends the member of an engine of a witness whose seat another node has now.
+    pub(super) fn leave_seat(self: &Arc<Self>, cluster: &Cluster) {
+        let here = self.network.here();
+        let Ok(log) = cluster.record.log.parse::<EngineAddress>() else { return };
+        if !log.is_own() || cluster.seats().contains(&here) || !lock(&self.membership).witness {
+            return;
+        }
+        let own = self.engine_here();
+        let address = addresses_of(cluster).iter().find(|node| node.node == here).and_then(client_address);
+        // Until the others go on without it, it may be needed.
+        if own.exists() && address.is_some_and(|address| !log.has_server(&address)) {
+            tracing::warn!("another node has the seat of this witness now: its member of etcd ends");
+            let member = self.clone();
+            self.runtime.spawn(async move {
+                if let Err(error) = member.end_spare_member().await {
+                    tracing::warn!(error = %format!("{error:#}"), "the member of etcd does not end");
+                }
+            });
+        }
+    }
+
+    /// Ends the member of an engine here, and removes its data, unless this node has a seat again.
+    async fn end_spare_member(&self) -> Result<()> {
+        let _one_at_a_time = self.making_engine.lock().await;
+        let here = self.network.here();
+        let is_needed = self.cluster.borrow().as_ref().is_some_and(|cluster| cluster.seats().contains(&here));
+        let own = self.engine_here();
+        match own.number().filter(|_| !is_needed) {
+            Some(number) => tokio::task::spawn_blocking(move || own.undo(number)).await?,
+            None => Ok(()),
+        }
     }
 }
 

@@ -109,8 +109,13 @@ impl Node {
         };
         let wanted = FilesystemRecord { nodes: nodes.clone(), ..record };
         let seed = self.env.random.next_u64();
-        let check = Plan::new(cluster).set_nodes(wanted.clone(), nodes.clone(), &seen, seed);
+        let check = Plan::new(cluster.clone()).set_nodes(wanted.clone(), nodes.clone(), &seen, seed);
         check.map_err(|error| too_few(&wanted, &error))?;
+        if let Err(no_use) = cluster.spare(&wanted) {
+            return Err(AdminError::conflict(format!(
+                "{no_use}; or keep no space free (forebay cluster spares DIR 0)"
+            )));
+        }
         let mut forecast = self.forecast_balance(&wanted).await?.said;
         refuse_without_room(&forecast)?;
         if dry_run {
@@ -222,10 +227,10 @@ impl Node {
 
 /// Refuses moves after which a drive that gets something would be nearly full.
 fn refuse_without_room(forecast: &FilesystemBalance) -> Result<(), AdminError> {
-    let is_too_full = |drive: &&DriveShare| {
-        drive.used_after_bytes > drive.used_bytes
-            && drive.used_after_bytes > drive.capacity_bytes / 100 * ROOM_PERCENT
-    };
+    // Where drives are nearly full already, moves may go on that make none fuller than the fullest.
+    let fullest = forecast.drives.iter().map(|drive| drive.percent().0).max().unwrap_or(0).max(ROOM_PERCENT);
+    let is_too_full =
+        |drive: &&DriveShare| drive.used_after_bytes > drive.used_bytes && drive.percent().1 > fullest;
     match forecast.drives.iter().find(is_too_full) {
         Some(drive) => Err(AdminError::conflict(format!(
             "drive {} of node {} would have {} of {} in use: name more nodes, or add drives first (forebay drive add)",

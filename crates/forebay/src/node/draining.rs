@@ -116,7 +116,8 @@ impl Node {
         let free_bytes: u64 = free.sum();
         // Each node restores what its own drives get.
         let nodes = others.iter().map(|entry| entry.record.node).collect::<BTreeSet<_>>().len() as u64;
-        if move_bytes > free_bytes / 100 * ROOM_PERCENT {
+        // What stays in no group is deleted with the drives.
+        if !takers.is_empty() && move_bytes > free_bytes / 100 * ROOM_PERCENT {
             return Err(AdminError::conflict(format!(
                 "node {node} has {} to move, and the drives of others have {} for it: add drives first (forebay drive add)",
                 base::units::format_size(move_bytes),

@@ -151,6 +151,14 @@ pub(super) struct FilesystemParts<'a> {
     pub(super) place: OwnerPlace,
 }
 
+/// When small pieces are packed, and orphans are looked for.
+fn background_options() -> (PackOptions, OrphanOptions) {
+    let (packing, collecting, haste) = (PackOptions::default(), OrphanOptions::default(), haste());
+    let packing = PackOptions { age: packing.age / haste, pause: packing.pause / haste, ..packing };
+    let settle = (collecting.settle / haste).max(SETTLE_MIN);
+    (packing, OrphanOptions { settle, pause: collecting.pause / haste })
+}
+
 /// What a filesystem's clients are told of the cluster.
 #[derive(Clone, Default)]
 pub(super) struct ClusterFacts {
@@ -330,11 +338,7 @@ impl FilesystemEntry {
             damage.known(DAMAGE_PATIENCE).await;
         }
         let (env, pace) = (env.clone(), pace.clone());
-        let (packing, collecting) = (PackOptions::default(), OrphanOptions::default());
-        let haste = haste();
-        let packing = PackOptions { age: packing.age / haste, pause: packing.pause / haste, ..packing };
-        let settle = (collecting.settle / haste).max(SETTLE_MIN);
-        let collecting = OrphanOptions { settle, pause: collecting.pause / haste };
+        let (packing, collecting) = background_options();
         let packer = Packer::start(env.clone(), client.clone(), pace.clone(), packing, runtime);
         let orphans = OrphanCollector::start(env.clone(), client.clone(), pace.clone(), collecting, runtime);
         let verifier = Verifier::start(env, client.clone(), pace, verify_options(), runtime);

@@ -55,6 +55,7 @@ impl Node {
     pub(super) fn publish(&self, state: &mut State) {
         let nodes = addresses_of(&state.cluster);
         self.others.network.set_nodes(&nodes, &self.runtime);
+        self.others.network.set_witnesses(&state.cluster);
         self.others.network.set_guests(state.cluster.client_rights(), &self.runtime);
         let places = state.cluster.node_places().into_values().collect();
         let mut facts = ClusterFacts { nodes, places, spare_millionths: 0 };

@@ -30,6 +30,7 @@ mod moving;
 mod network;
 mod node_file;
 mod others;
+mod ownership;
 mod paths;
 mod plans;
 mod problems;

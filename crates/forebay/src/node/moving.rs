@@ -9,7 +9,9 @@ mod from_engine;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use admin::{AdminError, EngineMemberInfo, LedgerLog, LogControl, LogInfo, LogMove, StandbyInfo};
+use admin::{
+    AdminError, EngineMemberInfo, LedgerLog, LogControl, LogInfo, LogMove, MoveLedgers, StandbyInfo,
+};
 use anyhow::{Context, Result, bail};
 use base::env::Env;
 use base::{Epoch, LedgerId, NodeId, Seq};
@@ -123,6 +125,10 @@ fn ledger_log(name: &str, last: Seq, standbys: Vec<StandbyStat>) -> LedgerLog {
 impl LogControl for Node {
     fn move_log(&self, request: LogMove) -> BoxFuture<'_, Result<(), AdminError>> {
         Box::pin(self.begin_move(request))
+    }
+
+    fn move_ledgers(&self, request: MoveLedgers) -> BoxFuture<'_, Result<(), AdminError>> {
+        Box::pin(self.move_ledgers_now(request))
     }
 }
 

@@ -40,6 +40,7 @@ pub(crate) struct Network {
     acceptor: watch::Sender<Arc<Acceptor>>,
     /// The nodes of the cluster: others are refused.
     members: Arc<Mutex<BTreeSet<NodeId>>>,
+    witnesses: Mutex<BTreeSet<NodeId>>,
     /// The clients that are no nodes, and what they may do.
     guests: Arc<Mutex<BTreeMap<u32, Arc<Rights>>>>,
     here: NodeId,
@@ -70,13 +71,25 @@ impl Network {
         let server = Server::new(env, Services::default());
         let (members, guests, listening) = (Arc::default(), Arc::default(), Mutex::default());
         let stores = Arc::default();
-        Ok(Self { fabric, server, acceptor, members, guests, here, listening, stores })
+        let witnesses = Mutex::default();
+        Ok(Self { fabric, server, acceptor, members, witnesses, guests, here, listening, stores })
     }
 
-    /// How many nodes there are.
+    /// How many nodes there are that work on data.
     pub(crate) fn nodes_count(&self) -> u16 {
-        let members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
-        u16::try_from(members.len()).unwrap_or(u16::MAX).max(1)
+        let members = self.members.lock().unwrap_or_else(PoisonError::into_inner).len();
+        let workers = members.saturating_sub(self.witnesses().len());
+        u16::try_from(workers).unwrap_or(u16::MAX).max(1)
+    }
+
+    /// The nodes that work on no data.
+    pub(crate) fn witnesses(&self) -> BTreeSet<NodeId> {
+        self.witnesses.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn set_witnesses(&self, cluster: &Cluster) {
+        let witnesses = cluster.nodes.values().filter(|node| node.witness).map(|node| node.id);
+        *self.witnesses.lock().unwrap_or_else(PoisonError::into_inner) = witnesses.collect();
     }
 
     /// The other nodes that answer now.

@@ -184,7 +184,8 @@ pub(super) fn problems(
         let missing = filesystem.verified.map_or(0, |verified| verified.shards.missing_shards);
         if missing > 0 {
             problems.push(format!(
-                "{missing} shards of {} were not on the drives that should have them: they are restored (see `forebay fs verify`)",
+                "{missing} shards of {} were not on the drives that should have them: they are restored where enough others are there (see `forebay fs \
+                 verify`)",
                 filesystem.name
             ));
         }

@@ -32,7 +32,7 @@ fn verified(env: &Env, sweep: &Sweep) -> VerifiedInfo {
         number: sweep.number,
         age_s: env.clock.boot_ns().saturating_sub(sweep.ended_ns) / 1_000_000_000,
         took_ms: sweep.took.as_millis() as u64,
-        shards: counts(sweep.total()),
+        shards: counts(sweep.total),
     }
 }
 
@@ -49,12 +49,17 @@ impl Node {
         name: String,
         VerifyFilesystem { now }: VerifyFilesystem,
     ) -> Result<FilesystemVerification, AdminError> {
+        if now && self.pace.is_paused() {
+            return Err(AdminError::conflict(
+                "background work is paused, and this with it (forebay upkeep --resume)",
+            ));
+        }
         let mut state = self.state.lock().await;
         let entry = entry_of(&mut state, &name)?;
         let asked = now.then(|| entry.verifier.verify_now());
         let stat = entry.verifier.stat();
         let last = stat.last.as_ref().map_or(0, |sweep| sweep.number);
-        let groups = stat.last.iter().flat_map(|sweep| &sweep.groups);
+        let groups = stat.last.iter().flat_map(|sweep| sweep.groups.iter());
         let group = |(pg, count): (&base::PgId, &ShardCount)| {
             let members = state.cluster.groups.get(pg).map(|group| group.members.clone()).unwrap_or_default();
             GroupVerification {

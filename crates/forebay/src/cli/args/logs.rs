@@ -56,3 +56,35 @@ pub(crate) enum LogCommand {
         json: bool,
     },
 }
+
+const LEDGERS_HELP: &str = "A ledger has the metadata of a filesystem; the ledger `cluster` has drives, nodes, users and the like. One node owns all of them, and
+up to two others follow, each with a copy of its own. When the owner dies, one of them takes over by itself.
+
+Examples:
+  forebay ledger list /srv/forebay
+  forebay ledger move /srv/forebay 1";
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum LedgerCommand {
+    /// List the ledgers, with the node that owns them and how far those that follow have come.
+    #[command(after_help = LEDGERS_HELP)]
+    List {
+        /// The directory of any node.
+        dir: PathBuf,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Let another node own all ledgers, from the next seconds on. Programs wait for a moment. When that node dies, another one takes
+    /// over as usual.
+    #[command(after_help = LEDGERS_HELP)]
+    Move {
+        /// The directory of any node.
+        dir: PathBuf,
+        /// The number of the node that is to own them.
+        node: u32,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+}

@@ -233,7 +233,7 @@ Examples:
 
 const TOKEN_HELP: &str = "A node may do everything, and is trusted like root of the cluster. A client only mounts: it reads and writes the filesystems
 of its token, as the users on its machine, whose rights the nodes check. Root of a client machine acts as each of its
-users, and as root only with --squash none. A witness has no drives, mounts and S3, and no copy of the metadata.
+users, and as root only with --squash none. A witness has no drives, mounts and S3; the last changes of the metadata pass through its etcd.
 
 Examples:
   forebay token create /srv/forebay --expires 2h --uses 3
