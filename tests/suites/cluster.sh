@@ -284,6 +284,43 @@ lose_process() {
     same_tree "$WORK/tree" "$WORK/2/mnt/tree"
 }
 
+# Nodes say which requests of others they answer. The number of a request by S3 is in the logs of all that work on it.
+traced() {
+    local node got put
+    for node in 2 3; do
+        on "$node" timeout 120 "$FOREBAY" stop "$WORK/$node" --keep-mounts </dev/null
+        FOREBAY_LOG=info,wire=debug member_start "$node"
+    done
+    wait_until 60 healthy 1
+    wait_until 30 s3_served 2
+    s3_request 2 put >"$WORK/put"
+    s3_request 2 get >"$WORK/get"
+    put=$(cat "$WORK/put") && got=$(cat "$WORK/get")
+    [ "$put" != "$got" ]
+    grep "operation=\"Put\".*trace=$put" "$WORK/3/log/forebay.log"
+    grep "operation=\"Get\".*trace=$got" "$WORK/3/log/forebay.log"
+    grep -rh "\"request_id\":\"$put\"" "$WORK/2/audit"
+    for node in 2 3; do
+        on "$node" timeout 120 "$FOREBAY" stop "$WORK/$node" --keep-mounts </dev/null
+        member_start "$node"
+    done
+    wait_until 60 healthy 1
+}
+# s3_request NODE put|get: prints the number of the request.
+s3_request() {
+    AWS_SHARED_CREDENTIALS_FILE=$WORK/1/admin-credentials on "$1" "$PYTHON" - "$(status "$1" | jq -r .s3)" "$2" <<'PY'
+import sys, boto3, botocore
+url, what = sys.argv[1:]
+config = botocore.config.Config(s3={"addressing_style": "path"})
+s3 = boto3.client("s3", endpoint_url=url, region_name="us-east-1", config=config)
+body = bytes(range(256)) * 12000
+answer = s3.put_object(Bucket="bucket", Key="traced", Body=body) if what == "put" else s3.get_object(Bucket="bucket", Key="traced")
+if what == "get":
+    assert answer["Body"].read() == body
+print(answer["ResponseMetadata"]["RequestId"])
+PY
+}
+
 # Machines 2 and 3 do not reach each other, and neither owns the metadata. They go through the first one.
 lose_pair() {
     under 2 pair_is_parted
@@ -397,6 +434,7 @@ check "a filesystem is for some nodes, and moves to others" some_nodes
 check "machines say what is wrong with them and the ways to others" look_around
 check "a machine dies while others work" lose_machine
 check "the process of a node is killed beside its mount" lose_process
+check "the number of a request is in the logs of all nodes that work on it" traced
 check "two machines that do not reach each other go through the third" lose_pair
 check "the machine with the metadata dies and comes back" lose_owner
 check "two of three machines are away: everything waits" lose_two

@@ -58,7 +58,7 @@ lost_shards() {
     cluster=$(jq -r .cluster "$dir/node.json")
     expect_fail "background work is paused" "$FOREBAY" fs verify "$dir" main --now
     node_stop lost
-    lost=$("$XTASK" lose "$cluster" "$dir/drives/2.img" 1 25)
+    lost=$("$TARGET/$BUILD/lose-shards" "$cluster" "$dir/drives/2.img" 1 25)
     [ "$lost" = 25 ]
     node_start lost
     "$FOREBAY" fs verify "$dir" main | grep "was not verified since"

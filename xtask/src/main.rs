@@ -6,7 +6,6 @@ mod bench_s3;
 mod bench_tier;
 mod crash;
 mod disks;
-mod lose;
 mod node;
 mod nullfs;
 mod random;
@@ -30,9 +29,6 @@ fn main() -> Result<ExitCode> {
         ["bench-s3", ref rest @ ..] => bench_s3::run(rest).map(|()| ExitCode::SUCCESS),
         ["bench-tier", ref rest @ ..] => bench_tier::run(rest).map(|()| ExitCode::SUCCESS),
         ["disks", ref rest @ ..] => disks::run(rest).map(|()| ExitCode::SUCCESS),
-        ["lose", cluster, drive, ledger, count] => {
-            lose::run(cluster, drive, ledger, count).map(|()| ExitCode::SUCCESS)
-        }
         ["nullfs", mount, ref transport @ ..] => {
             nullfs::run(Path::new(mount), transport).map(|()| ExitCode::SUCCESS)
         }
@@ -43,7 +39,6 @@ fn main() -> Result<ExitCode> {
                  {}\n      kill a node or cut its power under load, and check its promises\n\n\
                  {}\n      load a node for a long time and report drifts\n\n\
                  {}\n      serve disks that lose unflushed writes in a power cut, and fail on command\n\n\
-                 {}\n      take shards from a drive of a node that does not run\n\n\
                  {}\n      measure it beside ext4 and an empty FUSE filesystem\n\n\
                  {}\n      measure its S3 endpoint beside MinIO and plain files\n\n\
                  {}\n      measure tiering beside the limit of its store\n\n\
@@ -51,7 +46,6 @@ fn main() -> Result<ExitCode> {
                 crash::USAGE,
                 crash::soak::USAGE,
                 disks::USAGE,
-                lose::USAGE,
                 bench::USAGE,
                 bench_s3::USAGE,
                 bench_tier::USAGE,

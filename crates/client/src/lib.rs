@@ -101,7 +101,7 @@ pub use wire::meta::{
     SetAttr, Whiteout, XattrMode,
 };
 pub use wire::meta::{MapEntry, PiecePosition};
-pub use wire::object;
+pub use wire::{object, trace};
 
 /// Everything that a client needs.
 pub struct ClientOptions {

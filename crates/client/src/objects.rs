@@ -9,6 +9,8 @@ use std::sync::atomic::Ordering;
 use base::{FsError, Ino};
 use bytes::Bytes;
 use wire::meta::{CommitPiece, INLINE_BYTES_MAX, LeaseGrant, MetaReply, MetaRequest, OpenIntent};
+use wire::trace;
+
 use wire::object::{
     self, Caller, Checksum, CompletePart, Conditions, Deleted, ListQuery, ObjectBody, ObjectError,
     ObjectInfo, ObjectMeta, ObjectName, ObjectPage, ObjectReply, ObjectRequest, PartPage, UploadPage,
@@ -190,7 +192,8 @@ impl Client {
         }
         // Extents that no request names stay until the session ends, so a caller that stops waiting must not leave any.
         let client = self.clone();
-        let work = self.inner.runtime.spawn(async move { client.write_and_ask(body, request).await });
+        let work = async move { client.write_and_ask(body, request).await };
+        let work = self.inner.runtime.spawn(trace::within(trace::current(), work));
         work.await.unwrap_or(Err(ObjectError::Fs(FsError::Unknown)))
     }
 

@@ -18,10 +18,11 @@ use base::env::{Caching, Env, OpenMode, spawn_thread};
 use tracing::callsite::Identifier;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Metadata, Subscriber};
-use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::fmt::format::Writer as TextWriter;
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, MakeWriter};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
+use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, fmt};
 
@@ -102,7 +103,9 @@ impl Log {
         let _ = spawn_thread("log", move || write_lines(sink, &queue, &counts, &sweeping));
         let filter =
             EnvFilter::try_from_env("FOREBAY_LOG").unwrap_or_else(|_| EnvFilter::new("info,s3s=off"));
-        let lines = fmt::layer().with_ansi(false).log_internal_errors(false).with_writer(log.clone());
+        let format = Traced(fmt::format().with_ansi(false));
+        let lines = fmt::layer().event_format(format).with_ansi(false).log_internal_errors(false);
+        let lines = lines.with_writer(log.clone());
         tracing_subscriber::registry().with(filter).with(ThrottleLayer(throttle)).with(lines).init();
         log
     }
@@ -160,6 +163,31 @@ impl Log {
 /// Whether a thread has panicked.
 pub(crate) fn panicked() -> bool {
     PANICKED.load(Ordering::SeqCst)
+}
+
+/// Lines that end with the number of the user's request that they are about, if they are about one.
+struct Traced<F>(F);
+
+impl<S, N, F> FormatEvent<S, N> for Traced<F>
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+    F: FormatEvent<S, N>,
+{
+    fn format_event(
+        &self,
+        context: &FmtContext<'_, S, N>,
+        mut to: TextWriter<'_>,
+        event: &Event<'_>,
+    ) -> std::fmt::Result {
+        let trace = wire::trace::current();
+        if trace == 0 {
+            return self.0.format_event(context, to, event);
+        }
+        let mut line = String::new();
+        self.0.format_event(context, TextWriter::new(&mut line), event)?;
+        writeln!(to, "{} trace={}", line.trim_end(), wire::trace::text(trace))
+    }
 }
 
 impl<'a> MakeWriter<'a> for Log {

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use base::env::Env;
 use bytes::Bytes;
-use client::Client;
 use client::object::Caller;
+use client::{Client, trace};
 use hyper::body::{Body as _, Frame, Incoming, SizeHint};
 use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
 use hyper::http::request::Parts;
@@ -281,12 +281,24 @@ impl Gate {
     }
 
     pub(crate) fn new_request_id(&self) -> String {
-        format!("{:016X}", self.ids.fetch_add(1, Ordering::Relaxed))
+        trace::text(self.ids.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Answers a request.
+    /// Answers a request. Its id goes with all that it causes.
     pub(crate) async fn answer(
         self: Arc<Self>,
+        request: Request<Incoming>,
+        origin: Origin,
+        limits: Arc<Limits>,
+        slot: Option<RequestSlot>,
+    ) -> Response<Answer> {
+        let id = self.ids.fetch_add(1, Ordering::Relaxed);
+        trace::within(id, self.answer_as(id, request, origin, limits, slot)).await
+    }
+
+    async fn answer_as(
+        self: Arc<Self>,
+        trace: u64,
         request: Request<Incoming>,
         origin: Origin,
         limits: Arc<Limits>,
@@ -296,7 +308,7 @@ impl Gate {
         entry.record.began_ns = self.core.env.clock.wall_ns();
         let begun_ns = self.core.env.clock.boot_ns();
         self.core.client.note_use();
-        let id = self.new_request_id();
+        let id = trace::text(trace);
         entry.record.source_ip = Some(origin.ip);
         let context = Arc::new(RequestContext::new(origin, id.clone()));
         let cross = cors::Cross::of(request.method(), request.headers());
@@ -324,6 +336,7 @@ impl Gate {
         let clock = self.core.env.clock.clone();
         response.map(|body| Answer {
             body,
+            trace,
             entry,
             clock,
             begun_ns,
@@ -642,6 +655,7 @@ fn error_code(body: &[u8]) -> Option<String> {
 /// The body of a response. Its end closes the audit record.
 pub(crate) struct Answer {
     body: Body,
+    trace: u64,
     entry: AuditEntry,
     clock: Arc<dyn base::env::Clock>,
     begun_ns: u64,
@@ -695,7 +709,9 @@ impl hyper::body::Body for Answer {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, StdError>>> {
-        let frame = std::task::ready!(Pin::new(&mut self.body).poll_frame(context));
+        let trace = self.trace;
+        let polled = trace::step(trace, || Pin::new(&mut self.body).poll_frame(context));
+        let frame = std::task::ready!(polled);
         match &frame {
             Some(Ok(frame)) => {
                 self.entry.record.bytes_out += frame.data_ref().map_or(0, Bytes::len) as u64;

@@ -23,6 +23,7 @@ pub mod replica;
 pub mod rights;
 pub mod store;
 pub mod tier;
+pub mod trace;
 pub mod view;
 
 use std::future::Future;

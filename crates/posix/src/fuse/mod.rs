@@ -26,6 +26,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use base::Ino;
+use base::env::Env;
 use base::units::parse_size;
 use client::{AccessTimes, Client, Invalidate};
 pub use fuse::Transport;
@@ -249,6 +250,7 @@ impl Mount {
                 cache: options.flags.cache,
                 dirs: Arc::default(),
                 next_handle: Arc::new(AtomicU64::new(1)),
+                next_trace: Arc::new(AtomicU64::new(Env::real().random.next_u64())),
                 kernel,
                 cached: Arc::default(),
                 range_holders: Arc::default(),
@@ -426,6 +428,8 @@ struct Fuse {
     cache: CacheMode,
     dirs: Arc<Mutex<HashMap<u64, Arc<tokio::sync::Mutex<DirStream>>>>>,
     next_handle: Arc<AtomicU64>,
+    /// The number of the next request, in logs.
+    next_trace: Arc<AtomicU64>,
     kernel: Kernel,
     cached: Arc<CachedFiles>,
     range_holders: Arc<RangeHolders>,

@@ -1,9 +1,10 @@
 //! Which function answers which request of the kernel.
 
 use std::future::Future;
+use std::sync::atomic::Ordering;
 
 use base::{FsError, Ino};
-use client::{Attr, Client, NameTerm};
+use client::{Attr, Client, NameTerm, trace};
 use fuse::{Errno, Op, Reply, Request, Serve, Terms};
 
 use super::attr::{errno, file_attr};
@@ -91,7 +92,9 @@ impl Fuse {
     ) {
         self.client.note_use();
         let parking = reply.park();
-        let work = work(self.client.clone(), reply);
+        // Its number goes with all that it causes.
+        let trace = self.next_trace.fetch_add(1, Ordering::Relaxed);
+        let work = trace::within(trace, work(self.client.clone(), reply));
         requests::run(&self.runtime, work, move || parking.park(), self.may_block);
     }
 }

@@ -16,6 +16,7 @@ use crate::message::{Envelope, OWNER, Payload, Refusal, SessionRequest};
 use crate::meta::{EventSink, MetaReply, MetaRequest, MetaService};
 use crate::position::Position;
 use crate::rights::Grant;
+use crate::trace;
 
 /// How long a call without a deadline waits for its answer.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -127,6 +128,7 @@ impl MetaService for RemoteOwner {
             if envelope.deadline_ms == 0 {
                 envelope.deadline_ms = PATIENCE.as_millis() as u32;
             }
+            envelope.trace = trace::current();
             let asked = self.peer.ask_owner(&OWNER, self.ledger, &envelope, &request);
             let (head, reply) = self.unless_lost(async { asked.await.map_err(as_fs_error) }).await?;
             let mut newest = self.position.lock().unwrap_or_else(PoisonError::into_inner);

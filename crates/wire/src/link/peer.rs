@@ -29,6 +29,7 @@ use crate::message::{
 };
 use crate::meta::EventSink;
 use crate::rights::{Grant, Proofs};
+use crate::trace;
 
 /// The code of the call by which a stream goes on.
 const ATTACH: u16 = SESSION.0[2].1;
@@ -156,6 +157,11 @@ impl Drop for CallGuard<'_> {
     }
 }
 
+/// What goes with a request that this task makes.
+fn envelope_of(limit: Duration) -> Envelope {
+    Envelope { deadline_ms: limit.as_millis() as u32, trace: trace::current(), ..Envelope::default() }
+}
+
 impl Peer {
     /// Begins to connect.
     pub fn new(options: PeerOptions) -> Arc<Self> {
@@ -209,7 +215,7 @@ impl Peer {
         request: &SessionRequest,
         limit: Duration,
     ) -> Result<(AnswerHead, R), CallError> {
-        let envelope = Envelope { deadline_ms: limit.as_millis() as u32, ..Envelope::default() };
+        let envelope = envelope_of(limit);
         let message = message::pack_request(&SESSION, &envelope, request);
         self.ask(&self.lanes[0], ledger.0, message, limit, Some(stream)).await
     }
@@ -239,7 +245,7 @@ impl Peer {
         request: &T,
         limit: Duration,
     ) -> Result<R, CallError> {
-        let envelope = Envelope { deadline_ms: limit.as_millis() as u32, ..Envelope::default() };
+        let envelope = envelope_of(limit);
         let message = message::pack_request(operations, &envelope, request);
         let lane =
             if message.payload.len() > PROCESS_PAYLOAD_MAX { self.data_lane() } else { &self.lanes[0] };
@@ -263,7 +269,7 @@ impl Peer {
         grant: Option<Grant>,
         limit: Duration,
     ) -> Result<R, CallError> {
-        let envelope = Envelope { deadline_ms: limit.as_millis() as u32, grant, ..Envelope::default() };
+        let envelope = Envelope { grant, ..envelope_of(limit) };
         let packed = message::pack_request(&DRIVE, &envelope, request);
         self.ask(self.data_lane(), drive.0, packed, limit, None).await.map(|(_, reply)| reply)
     }

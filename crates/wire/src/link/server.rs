@@ -30,6 +30,7 @@ use crate::message::{
 use crate::meta::{EventSink, MetaReply, MetaRequest, MetaService, OwnerEvent};
 use crate::replica::{ReplicaReply, ReplicaService};
 use crate::rights::{ProofKey, Rights};
+use crate::trace;
 use crate::view::{ViewReply, ViewRequest, ViewService};
 
 /// The services of a process.
@@ -470,6 +471,23 @@ fn request_of<T: DeserializeOwned + Payload>(
         .map_err(|error| refusal(&error))
 }
 
+/// Works on what a user's request has caused, and says so to those that look for it.
+async fn traced<T>(frame: &Frame, trace: u64, work: impl Future<Output = T>) -> T {
+    if trace == 0 {
+        return work.await;
+    }
+    let begun = tokio::time::Instant::now();
+    trace::within(trace, async {
+        let done = work.await;
+        let code = frame.message.code;
+        let operation = [&OWNER, &DRIVE, &SESSION, &CLUSTER, &HOST, &VIEW, &REPLICA, &JOIN];
+        let operation = operation.iter().find_map(|of| of.name(code)).unwrap_or("unknown");
+        tracing::debug!(operation, took_us = begun.elapsed().as_micros() as u64, "a node asked");
+        done
+    })
+    .await
+}
+
 impl Server {
     async fn answer(
         &self,
@@ -488,7 +506,7 @@ impl Server {
             // The owner takes the client's word for what it repeats.
             envelope.answer = AnswerTime::Durable;
         }
-        let limit = Duration::from_millis(envelope.deadline_ms.into());
+        let (limit, trace) = (Duration::from_millis(envelope.deadline_ms.into()), envelope.trace);
         let work = async {
             if JOIN.name(code).is_some() {
                 self.ask_joins(frame, fields).await.into()
@@ -514,6 +532,7 @@ impl Server {
                 Answer { frame: answer_frame(frame, AnswerHead::default(), &answer), memory }
             }
         };
+        let work = traced(frame, trace, work);
         if limit.is_zero() {
             return work.await;
         }
