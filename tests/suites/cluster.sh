@@ -234,11 +234,8 @@ some_nodes() {
     expect_fail "too few for filesystem three .r3.*name more nodes" set_three_copies 0
     expect_fail "numbers of nodes, such as" on 3 "$FOREBAY" fs set "$WORK/3" walled --nodes one
     on 3 "$FOREBAY" fs set "$WORK/3" walled --nodes 1,2 | grep "walled is being balanced: .* placement groups move"
-    # New data does not wait for that.
-    sleep 1.5
-    cp "$WORK/local" "$WORK/3/walled/new"
-    sync "$WORK/3/walled/new"
-    lies_on 2 3 4 5 new
+    # New data does not wait for that, once mounts have heard of it.
+    wait_until 20 new_lies_there
     wait_until 60 has_moved
     lies_on 2 3 4 5
     cmp "$WORK/local" "$WORK/3/walled/file"
@@ -249,6 +246,12 @@ some_nodes() {
 lies_on() {
     on 3 "$FOREBAY" why "$WORK/3/walled/${5:-file}" --json >"$WORK/why"
     jq -e --argjson drives "[$1, $2, $3, $4]" '[.extents[].shards[].drive] | unique == $drives' "$WORK/why"
+}
+new_lies_there() {
+    local new=$WORK/3/walled/new-$RANDOM
+    head -c 10000000 "$WORK/local" >"$new" || exit 1
+    sync "$new"
+    on 3 "$FOREBAY" why "$new" --json | jq -e '[.extents[].shards[].drive] | unique - [2, 3, 4, 5] == []'
 }
 set_three_copies() {
     on 3 "$FOREBAY" fs create "$WORK/3" three --profile r3 --nodes "$1"

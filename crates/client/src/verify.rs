@@ -128,10 +128,12 @@ async fn held_of(
 ) -> Option<HashSet<ShardKey>> {
     let service = topology.readable(drive)?;
     let mut held = HashSet::new();
-    let mut next = keys.first().copied();
+    let (mut next, mut listed) = (keys.first().copied(), None);
     while let Some(key) = next {
         let before =
             ShardKey { extent: ExtentId(key.extent.0.saturating_sub(1)), shard: ShardIndex(u8::MAX), ..key };
+        // Each page begins after the last one, however many shards of one extent there are.
+        let before = listed.map_or(before, |listed| before.max(listed));
         let limit = near(keys, key);
         let listing = service.list(Some(before), limit);
         let page = tokio::time::timeout(PATIENCE, listing).await.ok()?.ok()?;
@@ -139,6 +141,7 @@ async fn held_of(
         // What comes before the last one of a page and is not in it is not there.
         let Some(last) = page.last().filter(|_| page.len() == limit) else { break };
         let last = last.key;
+        listed = Some(last);
         next = keys.range((Bound::Excluded(last), Bound::Unbounded)).next().copied();
     }
     Some(held)

@@ -46,21 +46,28 @@ impl Cluster {
         replaced.collect()
     }
 
-    /// Whether others could take over a position of this drive, or have taken over all of them. A filesystem of which they could take over
-    /// nothing waits for the drive: it may be for few nodes.
+    /// Whether others could take over a position of this drive, or have taken over all of them. A filesystem that is bound to it waits.
     fn can_do_without(&self, id: DriveId, seen: &Seen) -> bool {
-        let is_member = |group: &PlacementGroup| group.members.contains(&id);
-        if !self.groups.values().any(is_member) {
-            return self.groups_with(id) > 0;
+        let is_member = self.groups.values().any(|group| group.members.contains(&id));
+        match self.replaceable(id, seen) {
+            0 => !is_member && self.groups_with(id) > 0,
+            _ => self.bound_to_drive(id, seen).is_none(),
         }
+    }
+
+    /// A filesystem that is for some nodes, and has data on this drive of which no drive at these nodes could take over anything: once
+    /// the drive is given up, it could not be used again when it is back.
+    pub fn bound_to_drive(&self, id: DriveId, seen: &Seen) -> Option<&FilesystemRecord> {
+        let mut limited = self.filesystems.values().filter(|record| !record.nodes.is_empty()).peekable();
+        limited.peek()?;
         let replaced = self.replaced(&BTreeSet::from([id]), seen);
         let replaced: BTreeSet<PgId> = replaced.iter().map(|group| group.id).collect();
-        let is_bound = |record: &&FilesystemRecord| {
-            let has_data = |group: &&PlacementGroup| is_member(group) && !seen.unused.contains(&group.id);
+        limited.find(|record| {
+            let has_data =
+                |group: &&PlacementGroup| group.members.contains(&id) && !seen.unused.contains(&group.id);
             let mut its = self.groups_for(record).filter(has_data).peekable();
             its.peek().is_some() && !its.any(|group| replaced.contains(&group.id))
-        };
-        !replaced.is_empty() && self.filesystems.values().find(is_bound).is_none()
+        })
     }
 
     /// Number of groups in which another drive could take over the position of this one.

@@ -5,8 +5,9 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use admin::{DriveInfo, FilesystemInfo, LogInfo, NodeStatus, SetUpkeep, SpareInfo, UpkeepInfo};
+use admin::{DriveInfo, FilesystemInfo, LogInfo, NodeStatus, SetUpkeep, ShardCounts, SpareInfo, UpkeepInfo};
 use anyhow::Result;
+use base::units::format_duration;
 
 use super::ask;
 use super::drives::drive_table;
@@ -128,6 +129,18 @@ fn damage(status: &NodeStatus) -> String {
     status.filesystems.iter().filter_map(line).collect()
 }
 
+/// The last comparison of all shards with the metadata, one line for each filesystem that has any.
+fn verified(status: &NodeStatus) -> String {
+    let line = |filesystem: &FilesystemInfo| {
+        let verified = filesystem.verified.filter(|verified| verified.shards.expected_shards > 0)?;
+        let ShardCounts { expected_shards, owed_shards, unknown_shards, missing_shards } = verified.shards;
+        let found = expected_shards.saturating_sub(owed_shards + unknown_shards + missing_shards);
+        let (name, age) = (&filesystem.name, format_duration(verified.age_s));
+        Some(format!("verified {name}: {found} of {expected_shards} shards were on their drives {age} ago\n"))
+    };
+    status.filesystems.iter().filter_map(line).collect()
+}
+
 /// Packing of content on the drives, one line for each filesystem that has content.
 fn packing(status: &NodeStatus) -> String {
     let line = |filesystem: &FilesystemInfo| {
@@ -213,7 +226,7 @@ fn text(status: &NodeStatus) -> String {
     format!(
         "{state}  cluster={cluster} version={version} pid={pid} up={up}s\n{problems}{io}{logs}{s3}\n\
          space  raw {raw} = live {live} + owed {owed} + garbage {garbage} + reserved {reserved} + free {free}; \
-         metadata {metadata}\n{spare}{memory}{repairs}{pace}{damage}{packing}{tiers}{debt}\n{fs}\n\n{drives}",
+         metadata {metadata}\n{spare}{memory}{repairs}{pace}{damage}{verified}{packing}{tiers}{debt}\n{fs}\n\n{drives}",
         state = status.state,
         logs = logs(&status.log),
         cluster = status.cluster,
@@ -228,6 +241,7 @@ fn text(status: &NodeStatus) -> String {
         reserved = bytes(space.reserved_bytes),
         free = bytes(space.free_bytes),
         spare = spare(status.spare.as_ref()),
+        verified = verified(status),
         repairs = repairs(status),
         pace = pace(&status.upkeep),
         damage = damage(status),

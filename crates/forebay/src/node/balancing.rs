@@ -315,7 +315,7 @@ async fn held_by(drive: &OpenDrive, ledger: LedgerId) -> Result<HashMap<PgId, u6
 }
 
 /// An equal part of what a drive holds, for each group that needs it.
-fn part_of(state: &State, id: DriveId, counts: &BTreeMap<DriveId, u32>) -> u64 {
+pub(super) fn part_of(state: &State, id: DriveId, counts: &BTreeMap<DriveId, u32>) -> u64 {
     let stat = state.drives.get(&id).and_then(DriveEntry::stat_if_readable);
     let groups = counts.get(&id).copied().unwrap_or(0).max(1);
     stat.map_or(0, |stat| stat.live_bytes) / u64::from(groups)

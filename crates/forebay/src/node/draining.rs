@@ -3,10 +3,12 @@
 use std::collections::BTreeSet;
 
 use admin::{AdminError, DrainNode, NodeDrain};
+use base::units::format_size;
 use base::{DriveId, NodeId};
 use control::{Cluster, DriveRecord, Plan};
-use layout::DriveState;
+use layout::{DriveState, PlacementGroup};
 
+use super::balancing::part_of;
 use super::management::failed;
 use super::{Node, State};
 
@@ -98,7 +100,10 @@ impl Node {
         let move_bytes: u64 = live.sum();
         let mut after = Plan::new(state.cluster.clone());
         after.drain(node, &state.seen());
-        let takers = takers(after.next(), node);
+        check_limited(state, after.next(), node)?;
+        // A filesystem may be for some nodes only.
+        let moves = moves(after.next(), node, after.next().groups.values());
+        let takers: BTreeSet<DriveId> = moves.into_iter().map(|(_, to)| to).collect();
         let others: Vec<_> = state
             .drives
             .values()
@@ -120,8 +125,8 @@ impl Node {
         if !takers.is_empty() && move_bytes > free_bytes / 100 * ROOM_PERCENT {
             return Err(AdminError::conflict(format!(
                 "node {node} has {} to move, and the drives of others have {} for it: add drives first (forebay drive add)",
-                base::units::format_size(move_bytes),
-                base::units::format_size(free_bytes)
+                format_size(move_bytes),
+                format_size(free_bytes)
             )));
         }
         Ok(NodeDrain {
@@ -140,14 +145,42 @@ pub(super) fn no_node(node: NodeId) -> AdminError {
     AdminError::not_found(format!("no such node: id={node} (see `forebay node list`)"))
 }
 
-/// The drives that take over what a node has, once it is being emptied. A filesystem may be for some nodes only.
-fn takers(cluster: &Cluster, node: NodeId) -> BTreeSet<DriveId> {
+/// The positions of these groups that a node has, once it is being emptied: its drive, and the one that takes over.
+fn moves<'a>(
+    cluster: &Cluster,
+    node: NodeId,
+    groups: impl Iterator<Item = &'a PlacementGroup>,
+) -> Vec<(DriveId, DriveId)> {
     let is_of_node = |id: DriveId| cluster.drives.get(&id).is_some_and(|drive| drive.node == node);
-    let moved = cluster.groups.values().flat_map(|group| {
-        let from_node = group.rebuilding.iter().filter(|rebuilding| is_of_node(rebuilding.from));
-        from_node.filter_map(|rebuilding| group.members.get(usize::from(rebuilding.position)))
+    let moved = groups.flat_map(|group| {
+        let from_node = group.rebuilding.iter().filter(move |rebuilding| is_of_node(rebuilding.from));
+        from_node.filter_map(|it| Some((it.from, *group.members.get(usize::from(it.position))?)))
     });
-    moved.copied().collect()
+    moved.collect()
+}
+
+/// Refuses to move a filesystem that is for some nodes to drives there that have too little room. Each position counts as an equal part
+/// of what its drive holds.
+fn check_limited(state: &State, after: &Cluster, node: NodeId) -> Result<(), AdminError> {
+    let counts = state.cluster.group_counts();
+    for record in after.filesystems.values().filter(|record| !record.nodes.is_empty()) {
+        let groups = record.all_sets().flat_map(|(_, groups)| groups);
+        let moves = moves(after, node, groups.filter_map(|pg| after.groups.get(pg)));
+        let bytes: u64 = moves.iter().map(|(from, _)| part_of(state, *from, &counts)).sum();
+        let takers: BTreeSet<DriveId> = moves.into_iter().map(|(_, to)| to).collect();
+        let free = takers.iter().filter_map(|id| Some(state.drives.get(id)?.stat_if_readable()?.free_bytes));
+        let free_bytes: u64 = free.sum();
+        if bytes > free_bytes / 100 * ROOM_PERCENT {
+            return Err(AdminError::conflict(format!(
+                "node {node} has about {} of filesystem {} to move, and the drives at the other nodes of that filesystem have {} for it: add \
+                 drives there (forebay drive add), or let it use more nodes (forebay fs set --nodes)",
+                format_size(bytes),
+                record.name,
+                format_size(free_bytes)
+            )));
+        }
+    }
+    Ok(())
 }
 
 fn no_other_drive(node: NodeId, bound: usize) -> AdminError {

@@ -21,6 +21,8 @@ pub(super) struct NextSteps {
     maintenance_s: BTreeMap<u32, u64>,
     /// Too much is away for the cluster to give it up by itself.
     absence: Option<WideAbsence>,
+    /// Drives that do not answer and that a filesystem waits for, because it is for few nodes.
+    bound: BTreeMap<u32, String>,
 }
 
 impl Node {
@@ -29,11 +31,16 @@ impl Node {
         let now_s = self.env.clock.wall_ns() / 1_000_000_000;
         let nodes = state.cluster.nodes.values();
         let left = nodes.filter_map(|node| Some((node.id.0, node.maintenance_left_s(now_s)?)));
+        let seen = state.seen();
+        let away = state.drives.keys().filter(|id| !seen.readable.contains(id));
+        let bound =
+            away.filter_map(|id| Some((id.0, state.cluster.bound_to_drive(*id, &seen)?.name.clone())));
         NextSteps {
             out_after: self.out_after,
             members: members.collect(),
             maintenance_s: left.collect(),
-            absence: state.cluster.wide_absence(&state.seen()),
+            bound: bound.collect(),
+            absence: state.cluster.wide_absence(&seen),
         }
     }
 }
@@ -90,7 +97,13 @@ fn drive_problems(drives: &[DriveInfo], steps: &NextSteps) -> Vec<String> {
 fn next_step(drive: &DriveInfo, steps: &NextSteps) -> String {
     let (id, after) = (drive.id, format_duration(steps.out_after.as_secs()));
     let others = match (steps.maintenance_s.get(&drive.node), &steps.absence) {
-        (None, None) => format!("after {after} away, drives to spare take over what it held"),
+        (None, None) => match steps.bound.get(&id) {
+            None => format!("after {after} away, drives to spare take over what it held"),
+            Some(filesystem) => format!(
+                "nobody takes over what it held by itself, because no drive at the nodes of filesystem {filesystem} could: let that use more \
+                 nodes (forebay fs set --nodes), or give the drive up (forebay drive remove DIR {id} --force)"
+            ),
+        },
         (None, Some(_)) => "nobody takes over what it held by itself".to_owned(),
         (Some(left), _) => format!(
             "its node is in maintenance, and nobody takes over what it held for {} more",
@@ -244,7 +257,9 @@ mod tests {
     fn check(drives: &[DriveInfo], members: &[u32], said: &[&str], not_said: &str) {
         let members = members.iter().copied().collect();
         let maintenance_s = BTreeMap::from([(9, 7200)]);
-        let steps = NextSteps { out_after: Duration::from_secs(600), members, maintenance_s, absence: None };
+        let bound = BTreeMap::from([(9, "walled".to_owned())]);
+        let out_after = Duration::from_secs(600);
+        let steps = NextSteps { out_after, members, maintenance_s, bound, absence: None };
         let problems = drive_problems(drives, &steps);
         assert_eq!(problems.is_empty(), said.is_empty(), "{problems:?}");
         let text = problems.join("\n");
@@ -260,6 +275,8 @@ mod tests {
         check(&[drive(2, "up", 8), drive(3, "out", 0)], &[2], &[], "drive");
         let in_maintenance = DriveInfo { node: 9, ..drive(2, "missing", 8) };
         check(&[in_maintenance], &[2], &["in maintenance, and nobody", "2h"], "after 10m");
+        let bound = ["nodes of filesystem walled", "drive remove DIR 9 --force"];
+        check(&[drive(9, "missing", 8)], &[9], &bound, "after 10m");
     }
 
     #[test]
