@@ -129,6 +129,17 @@ etcd_start() {
 etcd_answers() { on 1 timeout 3 curl -sf "http://$(address "$1"):2379/health" | grep -q true; }
 ENGINE="etcd://$(address 1):2379,$(address 2):2379,$(address 3):2379"
 
+# An etcd that Forebay runs: its member at a node, and its end with the suite.
+etcd_pid() { cat "$WORK/$1/engine/pid"; }
+etcd_runs() { [ -e "$WORK/$1/engine/pid" ] && grep -qs "$WORK/$1/engine" "/proc/$(etcd_pid "$1")/cmdline"; }
+end_etcd() { [ "$BASHPID" != $$ ] || pkill -KILL -f "data-dir $WORK/" 2>/dev/null; }
+
+# follows NODE COUNT: so many nodes have all ledgers up to their ends, or nearly, as this node says.
+follows() {
+    on "$1" timeout 30 "$FOREBAY" log show "$WORK/$1" --json |
+        jq -e --argjson count "$2" 'all(.ledgers[]; .last_seq as $last | [.standbys[] | select(.stored_seq + 5 >= $last)] | length == $count)' >/dev/null
+}
+
 # The number of the machine with the owner of the metadata, asked at another one: nodes count from 0.
 owner() { on "$1" timeout 30 "$FOREBAY" node list "$WORK/$1" --json | jq -e '[.[] | select(.owner)][0].id + 1'; }
 # Fails also while nobody knows who it is.

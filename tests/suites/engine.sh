@@ -7,11 +7,8 @@ source "$(dirname "$0")/../machines.sh"
 NODES=(1 2 3 4)
 
 log_at() { on "$1" timeout 30 "$FOREBAY" log show "$WORK/$1" --json | jq -er .at; }
-etcd_pid() { cat "$WORK/$1/engine/pid"; }
-etcd_runs() { [ -e "$WORK/$1/engine/pid" ] && grep -qs "$WORK/$1/engine" "/proc/$(etcd_pid "$1")/cmdline"; }
 no_etcd_runs() { ! pgrep -f "data-dir $WORK/" >/dev/null; }
-cleanup_etcd() { [ "$BASHPID" != $$ ] || pkill -KILL -f "data-dir $WORK/" 2>/dev/null; }
-trap 'cleanup_etcd; machines_end; cleanup' EXIT
+trap 'end_etcd; machines_end; cleanup' EXIT
 
 # etcdctl NODE ARGUMENTS…: at the member of a node, with the certificate of that node.
 members() {
@@ -59,7 +56,7 @@ refused() {
 moves() {
     beside 1 moves_beside_two
     log_at 3 | grep -q "run=own"
-    wait_until 60 follows 2
+    wait_until 60 follows 2 2
     wait_until 60 healthy 1
     [ "$(members 2)" = "node-0 node-1 node-2" ]
     # What was on the first machine alone is spread by then.
@@ -71,10 +68,6 @@ moves() {
 }
 may_stop() { on 2 "$FOREBAY" node stop-check "$WORK/2" $(($1 - 1)); }
 moves_beside_two() { under 2 on 2 timeout 150 "$FOREBAY" log move "$WORK/2" etcd; }
-follows() {
-    on "${2:-2}" timeout 30 "$FOREBAY" log show "$WORK/${2:-2}" --json |
-        jq -e --argjson count "$1" 'all(.ledgers[]; .last_seq as $last | [.standbys[] | select(.stored_seq + 5 >= $last)] | length == $count)' >/dev/null
-}
 
 machine_dies() {
     beside 3 machine_kill 1
@@ -118,7 +111,7 @@ owner_leaves() {
     on 2 "$FOREBAY" node list "$WORK/2" --json | jq -e --argjson id "$id" 'any(.[]; .id == $id and .maintenance_s > 3500)'
     on 2 "$FOREBAY" node maintenance "$WORK/2" "$id" --end | grep -q "not in maintenance"
     wait_until 60 healthy 2
-    wait_until 60 follows 2
+    wait_until 60 follows 2 2
 }
 
 # An operator names the next owner.
@@ -137,7 +130,7 @@ owner_is_named() {
     # And back: what was said before does not hold any more.
     on 3 "$FOREBAY" ledger move "$WORK/3" $((was - 1)) | grep "main .*node $((was - 1)) "
     wait_until 60 healthy 2
-    wait_until 60 follows 2
+    wait_until 60 follows 2 2
 }
 names_owner() { on 2 "$FOREBAY" ledger move "$WORK/2" $(($1 - 1)); }
 moved_from() { local now && now=$(owner 2) && [ "$now" != "$1" ]; }
@@ -174,7 +167,7 @@ replaced() {
     wait_until 90 drives_are_out
     wait_until 90 removed
     wait_until 60 is_whole 4 "node-0 node-2 node-3"
-    wait_until 60 follows 2 4
+    wait_until 60 follows 4 2
     wait_until 90 healthy_again 1
     wait_until 30 knows_members 3
     # Now it counts.

@@ -93,11 +93,6 @@ moves() {
     for node in 1 2; do same_tree "$WORK/tree" "$WORK/$node/mnt/tree"; done
 }
 moves_beside_two() { under 2 move 2 "$ENGINE?prefix=moved"; }
-# follows NODE COUNT: so many nodes have all ledgers up to their ends, or nearly.
-follows() {
-    on "$1" timeout 30 "$FOREBAY" log show "$WORK/$1" --json |
-        jq -e --argjson count "$2" 'all(.ledgers[]; .last_seq as $last | [.standbys[] | select(.stored_seq + 5 >= $last)] | length == $count)' >/dev/null
-}
 
 joins_later() {
     local token

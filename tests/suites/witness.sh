@@ -6,8 +6,7 @@ source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../machines.sh"
 NODES=(1 2 3 4)
 
-cleanup_etcd() { [ "$BASHPID" != $$ ] || pkill -KILL -f "data-dir $WORK/" 2>/dev/null; }
-trap 'cleanup_etcd; machines_end; cleanup' EXIT
+trap 'end_etcd; machines_end; cleanup' EXIT
 
 # Writes go on while one of the two is away.
 begin() {
@@ -42,20 +41,18 @@ joins() {
 
 moves() {
     under 2 on 2 timeout 150 "$FOREBAY" log move "$WORK/2" etcd
-    wait_until 60 follows 1
+    wait_until 60 follows 2 1
     wait_until 90 healthy 1
     etcd_runs 3
     [ ! -e "$WORK/3/identity/authority-key.pem" ] && [ ! -e "$WORK/3/meta" ]
     # All of it, without the program.
     [ "$(du -sm --apparent-size "$WORK/3" | cut -f1)" -lt 200 ]
-    echo "memory in KiB: $(memory_kib "$(member_pid 3)") and etcd $(memory_kib "$(cat "$WORK/3/engine/pid")")"
+    echo "memory in KiB: $(memory_kib "$(member_pid 3)") and etcd $(memory_kib "$(etcd_pid 3)")"
     [ "$(memory_kib "$(member_pid 3)")" -lt 100000 ]
     for node in 1 2 3; do wait_until 60 may_stop "$node"; done
 }
 memory_kib() { awk '/^RssAnon/ { print $2 }' "/proc/$1/status"; }
 may_stop() { on 2 "$FOREBAY" node stop-check "$WORK/2" $(($1 - 1)); }
-etcd_runs() { [ -e "$WORK/$1/engine/pid" ] && grep -qs "$WORK/$1/engine" "/proc/$(cat "$WORK/$1/engine/pid")/cmdline"; }
-follows() { on 2 timeout 30 "$FOREBAY" log show "$WORK/2" --json | jq -e --argjson count "$1" 'all(.ledgers[]; .last_seq as $last | [.standbys[] | select(.stored_seq + 5 >= $last)] | length == $count)' >/dev/null; }
 
 # The machine with the metadata dies: the other one goes on, because the witness votes.
 owner_dies() {
@@ -107,7 +104,7 @@ replaced() {
     on 4 "$FOREBAY" mount "$WORK/4" "$WORK/4/mnt"
     wait_until 60 etcd_runs 4
     wait_until 60 etcd_is_gone 3
-    wait_until 60 follows 2
+    wait_until 60 follows 2 2
     on 1 "$FOREBAY" node remove "$WORK/1" 2 </dev/null
     wait_until 90 healthy 1
     beside 4 machine_kill 1
