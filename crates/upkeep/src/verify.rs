@@ -1,8 +1,9 @@
 //! Compares now and then all shards that the ledger expects with those that the drives list, and has restored what is missing.
 //!
 //! A read finds a missing shard only if it needs it, so a missing parity shard would be found when it is too late. The ledger is
-//! scanned in parts. A shard that is missing is looked for a second time, because extents are deleted and shards move
-//! meanwhile: it is missing if its piece still refers to the extent after the second look, and it was not owed before that.
+//! scanned in parts. The drives are asked a second time about a shard that none of them has listed, because extents are deleted and shards
+//! move during a scan. The shard is missing if the drives do not list it again, a file still uses the extent after that, and the shard was
+//! not owed before.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard};

@@ -11,9 +11,7 @@ use std::time::Duration;
 use base::env::sim::Sim;
 use base::{ClusterId, DriveId, DriveUuid, Epoch, FsError, Ino, LedgerId, PgId, SessionId};
 use bytes::Bytes;
-use client::{
-    Attr, Client, ClientOptions, FileKind, Limits, MakeNode, OpenIntent, Peers, Reach, TierLink, Topology,
-};
+use client::{Attr, Client, ClientOptions, FileKind, MakeNode, OpenIntent, Peers, Reach, TierLink, Topology};
 use layout::{ClusterMap, DriveState, MapDrive, Place, PlacementGroup, Rebuilding};
 use meta::log::{LedgerLog, MemLog};
 use meta::owner::{EarlierSessions, Owner, OwnerOptions};
@@ -512,10 +510,7 @@ impl World {
             drives: services,
             groups: vec![PgId(0)],
             profile,
-            narrow: Vec::new(),
-            limits: Limits::default(),
-            near: Default::default(),
-            nodes: Default::default(),
+            ..Topology::default()
         }));
         let (owner, peers) = (Arc::new(owner), Peers::default());
         Self { sim, owner, drives, profile, topology, publish, peers, log, state }

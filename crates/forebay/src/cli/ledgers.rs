@@ -71,7 +71,7 @@ fn move_to(dir: &Path, node: u32, format: Format) -> Result<()> {
 /// Waits until a node owns the metadata.
 async fn owned_by(client: &AdminClient, node: u32) -> LogInfo {
     loop {
-        // Meanwhile, nobody answers, or a node answers alone.
+        // While the owner changes, no node answers, or this one answers without an owner.
         if let Ok(status) = client.status().await
             && status.log.owner == node
             && !status.log.ledgers.is_empty()

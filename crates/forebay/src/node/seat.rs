@@ -213,12 +213,14 @@ impl Node {
         self.start_scrub().await;
         super::engine_members::begin(self);
         self.start_monitor();
-        let record = self.state.lock().await.cluster.record.clone();
-        if record.next_owner.is_some() {
+        let (next_owner, begun) = {
+            let record = &self.state.lock().await.cluster.record;
+            (record.next_owner, record.log_move.clone())
+        };
+        if next_owner.is_some() {
             // This is it, or the other one did not come.
             self.change(|plan| plan.set_cluster(|cluster| cluster.next_owner = None)).await?;
         }
-        let begun = record.log_move;
         if begun.is_some_and(|begun| begun.waits_for_first_node()) {
             self.moves.send_replace(true);
         }

@@ -482,7 +482,11 @@ async fn traced<T>(frame: &Frame, trace: u64, work: impl Future<Output = T>) -> 
         let code = frame.message.code;
         let operation = [&OWNER, &DRIVE, &SESSION, &CLUSTER, &HOST, &VIEW, &REPLICA, &JOIN];
         let operation = operation.iter().find_map(|of| of.name(code)).unwrap_or("unknown");
-        tracing::debug!(operation, took_us = begun.elapsed().as_micros() as u64, "a node asked");
+        tracing::debug!(
+            operation,
+            took_us = begun.elapsed().as_micros() as u64,
+            "a request of a node was answered"
+        );
         done
     })
     .await
